@@ -1,0 +1,106 @@
+#!/bin/sh
+# Everything a fresh machine needs: ./run.sh demo | test | check | bench
+#
+# Makes .venv beside this file and installs into it, then runs. Needs a Python of at least 3.11 and
+# nothing else: without the venv module it borrows virtualenv through pip, without pip it asks apt.
+# A second run finds its stamp and starts at once. PYTHON=/path/to/python picks the interpreter.
+set -eu
+cd "$(dirname "$0")"
+python=.venv/bin/python
+
+usage() {
+    cat <<'END'
+usage: ./run.sh COMMAND [ARGUMENTS]
+
+  demo    run a small shop end to end
+  test    format, lint, types and all tests; ARGUMENTS go to pytest
+  check   format, lint, types and the fast tests, in under a minute; ARGUMENTS go to pytest
+  bench   measure, side by side with other libraries; ARGUMENTS go to the benchmark
+END
+}
+
+say() { echo "run.sh: $*" >&2; }
+fail() { say "$*"; exit 1; }
+
+is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+find_python() {
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if is_recent "$candidate"; then echo "$candidate"; return; fi
+    done
+    fail "no Python 3.11 or newer found (tried ${PYTHON:-python3}); install one or set PYTHON=/path/to/python3"
+}
+
+make_venv() {
+    host=$(find_python)
+    rm -rf .venv .venv-boot
+    say "making .venv with $("$host" -V)"
+    if "$host" -m venv .venv >/dev/null 2>&1; then return; fi
+
+    # Debian's python3 has no ensurepip. A partial .venv was left behind.
+    rm -rf .venv
+    if "$host" -m pip --version >/dev/null 2>&1; then
+        # --target is outside the environment that PEP 668 protects, so no flag has to override it.
+        say "the venv module is incomplete; borrowing virtualenv through pip"
+        "$host" -m pip install --quiet --target .venv-boot virtualenv
+        PYTHONPATH=.venv-boot "$host" -m virtualenv --quiet .venv
+        rm -rf .venv-boot
+        return
+    fi
+
+    command -v apt-get >/dev/null 2>&1 || fail "$host has neither venv nor pip; install one of them and run again"
+    [ "$(id -u)" = 0 ] || fail "$host has neither venv nor pip; run once as root: apt-get install python3-venv"
+    say "neither venv nor pip; installing python3-venv with apt"
+    apt-get update -qq >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >&2
+    "$host" -m venv .venv || fail "$host still cannot make a venv; set PYTHON to one that can"
+}
+
+# The stamp holds what the installation depended on: the project file and where the checkout lives.
+wanted() { pwd; cat pyproject.toml; }
+is_installed() { [ -f ".venv/.installed-$1" ] && [ "$(wanted)" = "$(cat ".venv/.installed-$1")" ]; }
+
+install() {  # install NAME REQUIREMENT [NAME THAT INCLUDES IT]
+    if ! is_recent "$python" || ! "$python" -m pip --version >/dev/null 2>&1; then make_venv; fi
+    if is_installed "$1" || is_installed "${3:-$1}"; then return; fi
+    say "installing $2"
+    "$python" -m pip install --quiet --disable-pip-version-check --editable "$2"
+    wanted >".venv/.installed-$1"
+}
+
+inspect() {
+    "$python" -m ruff format --check .
+    "$python" -m ruff check .
+    set -- src
+    if [ -d examples ]; then set -- "$@" examples; fi
+    "$python" -m mypy "$@"
+}
+
+command=${1:-}
+if [ $# -gt 0 ]; then shift; fi
+case $command in
+demo)
+    install core . test
+    exec "$python" examples/demo_shop.py "$@"
+    ;;
+test)
+    install test '.[test]'
+    inspect
+    exec "$python" -m pytest -n 2 --durations=15 "$@"
+    ;;
+check)
+    install test '.[test]'
+    inspect
+    exec "$python" -m pytest -n 2 --quiet \
+        --ignore=tests/crash --ignore=tests/simulation --ignore=tests/bench "$@"
+    ;;
+bench)
+    install bench '.[bench]'
+    exec "$python" -m bench "$@"
+    ;;
+help | --help | -h) usage ;;
+*)
+    usage >&2
+    exit 2
+    ;;
+esac
