@@ -1,0 +1,87 @@
+"""What is to be done about an event: what `decide` returns and `settle` performs.
+
+Each action is one transaction, or deliberately none (`Rerun`, `Defer`, `Halt` write nothing
+about the event). There is no action that drops an event without a trace: `Discard` names the
+rule that asked for it, so that it can be counted and audited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redrive.policy.outcome import Failure
+
+# Why a letter exists. Stored, shown and filtered by: these words are part of the format.
+REJECTED = "rejected"  # the function raised Reject
+UNDECODABLE = "undecodable"  # the bytes do not fit the type
+BAD_KEY = "bad_key"  # no usable key, so a lane of its own
+ATTEMPTS_EXHAUSTED = "attempts_exhausted"  # every attempt the rule allowed has failed
+PERMANENT = "permanent"  # an error that trying again cannot cure
+CRASHED_WORKER = "crashed_worker"  # the process died with it, alone, too often
+BEHIND_HEAD = "behind_head"  # waits for an earlier letter of its lane; nothing is wrong with it
+
+REASONS = (REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BEHIND_HEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Apply the effects and move the progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Make it a retrying letter. The delay is kept beside the due time so that a clock set back can be repaired."""
+
+    due_at: float
+    delay: float
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Make it a dead letter."""
+
+    reason: str
+    failure: Failure
+    broken_rule: str = ""  # a keep or discard rule that could not answer, so the letter was kept; worth a signal
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """Move the progress, drop the effects, count it as ignored."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """It would have been buried for `reason`, but `rule` says that nobody wants such letters."""
+
+    reason: str
+    rule: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """Roll back, wait, and call again on fresh state; no attempt is spent."""
+
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Write nothing: the attempt is given back and the event runs again some other time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Write nothing and stop this subscription until the store can be written again."""
+
+    reason: str
+
+
+Action = Commit | Park | Bury | Ignore | Discard | Rerun | Defer | Halt
+
+COMMIT = Commit()
+DEFER = Defer()

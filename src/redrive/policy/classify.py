@@ -1,0 +1,55 @@
+"""Is it worth trying again? The answer by default, when no rule of the user speaks about the error.
+
+Almost everything is transient: a bug in the code may be fixed by the next deploy, a missing
+file may appear, and a wrong guess costs a few calls. Permanent is only what says so itself: our own
+errors about an event that cannot change, and HTTP answers that blame the request.
+No code of the exception is run to find out: a property that raises must not hide the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from inspect import getattr_static
+
+from redrive.errors import BadKey, Reject, Undecodable, UsageError
+
+_PERMANENT = (Reject, Undecodable, BadKey, UsageError)
+
+# 4xx that speak about the moment and not about the request: timeout, too early, too many requests.
+_COME_BACK_LATER = frozenset({408, 425, 429})
+
+# Where HTTP clients put the status: httpx and requests (on the response), openai, aiohttp, stripe, urllib.
+_STATUS_NAMES = ("status_code", "status", "http_status", "code")
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether trying again is pointless, judging by the exception alone.
+
+    A group of exceptions is permanent if one of them is: the others may heal, the group cannot.
+    """
+    return any(isinstance(one, _PERMANENT) or _blames_the_request(one) for one in leaves(error))
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The error, and every error inside it if it is a group (`asyncio.TaskGroup` raises those)."""
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        if isinstance(one, BaseExceptionGroup):
+            waiting.extend(reversed(one.exceptions))
+
+
+def http_status(error: BaseException) -> int | None:
+    """The HTTP status that the exception or its response carries as plain data, if any."""
+    for holder in (error, getattr_static(error, "response", None)):
+        for name in _STATUS_NAMES:
+            status = getattr_static(holder, name, None)
+            if isinstance(status, int) and 100 <= status <= 599:
+                return int(status)
+    return None
+
+
+def _blames_the_request(error: BaseException) -> bool:
+    status = http_status(error)
+    return status is not None and 400 <= status <= 499 and status not in _COME_BACK_LATER

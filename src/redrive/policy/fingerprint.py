@@ -1,0 +1,50 @@
+"""One short name for one bug, however many events it hits.
+
+Two failures share a fingerprint if the same kind of error came up through the same functions
+with the same message, apart from what differs from event to event: numbers, ids, dates, quoted
+values. Line numbers are left out, so that an unrelated edit of the file does not split a group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from hashlib import sha256
+
+_READ_MAX = 10_000  # characters looked at; what tells two bugs apart stands at the front
+_KEPT_MAX = 500  # characters of the normalised text that count
+
+_VARIABLE = re.compile(
+    r"""
+      (?<!\w)[bruf]{0,2}'(?:[^'\\\n]|\\.)*'(?!\w)     # a quoted value; the apostrophe of "can't" opens nothing
+    | (?<!\w)[bruf]{0,2}"(?:[^"\\\n]|\\.)*"(?!\w)
+    | `[^`\n]*`
+    | \b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b # a uuid, whose parts may be letters only
+    | \b[0-9a-f]{8,}\b                                # a long hex id without any prefix
+    | (?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)   # a number with its sign, point and exponent
+    | \b\w*\d\w*\b                                    # a word with a digit in it: 0x7f3a, cus_N4x, 12ms
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_RUN_OF_VARIABLES = re.compile(r"\#(?:[-+.:,/\s]*\#)+")  # dates, lists and versions: however many parts, one value
+
+
+def fingerprint(error_type: str, frames: Iterable[tuple[str, str]], message: str) -> str:
+    """Twelve hex digits for the group of failures that this one belongs to.
+
+    `frames` are (module, function), outermost first.
+
+    >>> stack = [("shop.payments", "charge")]
+    >>> fingerprint("KeyError", stack, "no order 17") == fingerprint("KeyError", stack, "no order 18")
+    True
+    """
+    # A function counts once: the depth at which a recursion gave up says nothing about the bug.
+    path = list(dict.fromkeys(frames))
+    # ascii() is unambiguous, and the same on every Python version for every character.
+    return sha256(ascii((error_type, path, normalise(message))).encode()).hexdigest()[:12]
+
+
+def normalise(message: str) -> str:
+    """The message with everything that varies from event to event replaced by #."""
+    text = _VARIABLE.sub("#", message[:_READ_MAX])
+    return " ".join(_RUN_OF_VARIABLES.sub("#", text).split())[:_KEPT_MAX]

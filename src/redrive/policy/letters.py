@@ -1,0 +1,73 @@
+"""The life of a letter, as a table.
+
+A letter is open (retrying or dead) or settled (applied, discarded or superseded). Every write
+to a letter is one of these steps, named in its journal by the verb. There is no way to delete one:
+what is settled stays, and what is open stays open until somebody or something settles it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from redrive.policy.machine import step
+
+
+class State(StrEnum):
+    """Where a letter stands."""
+
+    RETRYING = "retrying"  # has a due time, or waits behind the head of its lane
+    DEAD = "dead"  # attempts are over; an operator decides
+    APPLIED = "applied"
+    DISCARDED = "discarded"
+    SUPERSEDED = "superseded"  # progress was taken back below it: its event comes round again
+
+
+class Verb(StrEnum):
+    """What happens to a letter: the words of its journal."""
+
+    RETRIED = "retried"  # an attempt failed, there will be another
+    BURIED = "buried"
+    APPLIED = "applied"
+    IGNORED = "ignored"  # an attempt ended in the verdict Ignore
+    REPLAYED = "replayed"  # an operator sends it round once more
+    DISCARDED = "discarded"  # by an operator, or by a rule when it would have been buried
+    RESOLVED = "resolved"  # an operator did by hand what the function would have done
+    EDITED = "edited"
+    SUPERSEDED = "superseded"
+    REOPENED = "reopened"
+
+
+OPEN = frozenset({State.RETRYING, State.DEAD})
+SETTLED = frozenset(State) - OPEN
+
+TRANSITIONS: dict[tuple[State, Verb], State] = {
+    (State.RETRYING, Verb.RETRIED): State.RETRYING,
+    (State.RETRYING, Verb.BURIED): State.DEAD,
+    (State.RETRYING, Verb.APPLIED): State.APPLIED,
+    (State.RETRYING, Verb.IGNORED): State.DISCARDED,  # no effect was wanted; the journal's word tells it from a discard
+    (State.RETRYING, Verb.DISCARDED): State.DISCARDED,
+    (State.RETRYING, Verb.RESOLVED): State.APPLIED,
+    (State.RETRYING, Verb.EDITED): State.RETRYING,
+    (State.RETRYING, Verb.SUPERSEDED): State.SUPERSEDED,
+    # A replay is not an attempt by itself: it makes the letter due, and the loop takes it from there.
+    (State.DEAD, Verb.REPLAYED): State.RETRYING,
+    (State.DEAD, Verb.DISCARDED): State.DISCARDED,
+    (State.DEAD, Verb.RESOLVED): State.APPLIED,
+    (State.DEAD, Verb.EDITED): State.DEAD,
+    (State.DEAD, Verb.SUPERSEDED): State.SUPERSEDED,
+    # Reopening is an audited order of an operator, performed by the owner on an idle lane.
+    (State.APPLIED, Verb.REOPENED): State.DEAD,
+    (State.DISCARDED, Verb.REOPENED): State.DEAD,
+    # Seeking back runs these events again. (A rebuild keeps discards: it does not take this step.)
+    (State.APPLIED, Verb.SUPERSEDED): State.SUPERSEDED,
+    (State.DISCARDED, Verb.SUPERSEDED): State.SUPERSEDED,
+}
+
+
+def next_state(state: State, verb: Verb) -> State:
+    """The state of a letter after `verb`; BugError if that cannot happen.
+
+    >>> next_state(State.DEAD, Verb.REPLAYED)
+    <State.RETRYING: 'retrying'>
+    """
+    return step(TRANSITIONS, state, verb)

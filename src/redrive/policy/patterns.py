@@ -1,0 +1,38 @@
+"""How a rule names event types: an exact name, a glob, or the class of a typed event.
+
+A pattern always speaks about the whole name. `order` is not `order.placed`: a rule that
+matched more than it says would retry, or worse discard, events nobody thought of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from redrive.errors import UsageError
+
+
+def matches(pattern: str, event_type: str) -> bool:
+    """Whether the whole type is this name or fits this glob; case counts."""
+    # Equality first, so that a type whose name contains a bracket can still be named exactly.
+    return pattern == event_type or fnmatchcase(event_type, pattern)
+
+
+def type_pattern(option: str, given: object) -> str:
+    """One pattern as text; `option` is the argument a complaint should name."""
+    marked = getattr(given, "__redrive_event__", None) if isinstance(given, type) else None
+    match marked or given:
+        case (str() as name, int()):  # a class decorated with @redrive.event(name, schema=n)
+            return name
+        case str() as pattern if pattern:
+            return pattern
+        case "":
+            raise UsageError(f'{option} has an empty pattern, which fits no event; use "*" for all of them')
+        case _:
+            raise UsageError(f"{option} takes event types, globs or event classes, not {given!r}")
+
+
+def type_patterns(option: str, given: object) -> tuple[str, ...]:
+    """One pattern or several, as a tuple."""
+    several = given if isinstance(given, Iterable) and not isinstance(given, str | type) else (given,)
+    return tuple(type_pattern(option, one) for one in several)

@@ -1,0 +1,159 @@
+"""Keep or discard: which failed events are worth a dead letter.
+
+Asked only when an event is about to be buried, in this order: a `discard` pattern that matches
+drops it; else a `keep` pattern that matches keeps it; else `keep_if` decides; else it is kept.
+A rule that raises, or answers something other than True or False, keeps the letter: a broken
+rule must never lose an event. Nothing is dropped without the text of the rule that asked for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from inspect import iscoroutinefunction
+from typing import Any
+
+from redrive.errors import UsageError
+from redrive.policy.outcome import Failure
+from redrive.policy.patterns import matches, type_pattern
+
+Predicate = Callable[[Any], bool]
+Pattern = str | re.Pattern[str] | Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The letter-to-be that predicates see; `decide` fills in why it would be buried.
+
+    `event.data` raises for an undecodable event, as it does everywhere: the letter is then kept.
+    """
+
+    subscription: str
+    event: Any
+    attempts: int = 0
+    reason: str = ""
+    failure: Failure | None = None
+
+    def buried_for(self, reason: str, failure: Failure, attempts: int) -> Candidate:
+        """The same candidate, with the reason and the error that would bury it."""
+        return replace(self, reason=reason, failure=failure, attempts=attempts)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write the letter. `broken_rule` says which rule could not answer, and is empty when all did."""
+
+    broken_rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Do not write the letter; count and audit it under the text of this rule."""
+
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Made by `rules()`, which checks the patterns."""
+
+    discard: tuple[Pattern, ...] = ()
+    keep: tuple[Pattern, ...] = ()
+    keep_if: Predicate | None = None
+
+    def judge(self, event_type: str, letter: object) -> Keep | Drop:
+        """Whether a letter for this event is wanted; the first rule that matches decides."""
+        for pattern in self.discard:
+            match _fits(pattern, event_type, letter):
+                case True:
+                    return Drop(f"discard {_name(pattern)}")
+                case str() as problem:
+                    return Keep(f"discard {_name(pattern)}: {problem}")
+        for pattern in self.keep:
+            match _fits(pattern, event_type, letter):
+                case True:
+                    return Keep()
+                case str() as problem:
+                    return Keep(f"keep {_name(pattern)}: {problem}")
+        if self.keep_if is None:
+            return KEEP
+        match _ask(self.keep_if, letter):
+            case False:
+                return Drop(f"keep_if {_name(self.keep_if)}")
+            case str() as problem:
+                return Keep(f"keep_if {_name(self.keep_if)}: {problem}")
+        return KEEP
+
+
+KEEP = Keep()
+
+
+def rules(
+    discard: Pattern | Iterable[Pattern] = (),
+    keep: Pattern | Iterable[Pattern] = (),
+    keep_if: Predicate | None = None,
+) -> Rules:
+    """Which failed events become dead letters; without rules all of them do.
+
+    >>> rules(discard=["health.*", "metrics.*"]).judge("health.ping", None)
+    Drop(rule='discard health.*')
+
+    A pattern is an event type, a glob, a compiled regular expression for the whole type, or a function
+    that takes the letter and answers True or False. `discard="*"` switches dead letters off.
+    """
+    if keep_if is not None and not callable(keep_if):
+        raise UsageError(f"rules: keep_if takes a function of the letter, not {keep_if!r}")
+    _refuse_coroutine("rules: keep_if", keep_if)
+    return Rules(_patterns("rules: discard", discard), _patterns("rules: keep", keep), keep_if)
+
+
+def _patterns(option: str, given: Pattern | Iterable[Pattern]) -> tuple[Pattern, ...]:
+    if isinstance(given, str | re.Pattern) or callable(given):
+        return (_pattern(option, given),)
+    return tuple(_pattern(option, one) for one in given)
+
+
+def _pattern(option: str, given: Pattern) -> Pattern:
+    if isinstance(given, re.Pattern):
+        if not isinstance(given.pattern, str):
+            raise UsageError(f"{option} has a pattern of bytes, {given.pattern!r}; event types are text")
+        return given
+    if callable(given) and not isinstance(given, type):
+        _refuse_coroutine(option, given)
+        return given
+    return type_pattern(option, given)
+
+
+def _refuse_coroutine(option: str, predicate: object) -> None:
+    # Its answer would be a coroutine, which is neither yes nor no.
+    if iscoroutinefunction(predicate):
+        raise UsageError(f"{option}: {_name(predicate)} is async; a rule is a plain function, called while settling")
+
+
+def _fits(pattern: Pattern, event_type: str, letter: object) -> bool | str:
+    if isinstance(pattern, str):
+        return matches(pattern, event_type)
+    if isinstance(pattern, re.Pattern):
+        return pattern.fullmatch(event_type) is not None
+    return _ask(pattern, letter)
+
+
+def _ask(predicate: Predicate, letter: object) -> bool | str:
+    """The answer, or in words why there is none."""
+    try:
+        answer = predicate(letter)
+    except Exception as error:  # the user's code, and any failure of it means: keep
+        return f"raised {type(error).__name__}"
+    # None is what a function without `return` says: taking it for False would discard by accident.
+    return answer if isinstance(answer, bool) else f"answered {type(answer).__name__}, not True or False"
+
+
+def _name(pattern: object) -> str:
+    match pattern:
+        case str():
+            return pattern
+        case re.Pattern(pattern=text):
+            return f"/{text}/"
+        case _:
+            return str(getattr(pattern, "__qualname__", type(pattern).__qualname__))
