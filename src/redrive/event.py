@@ -1,0 +1,221 @@
+"""What an event is: the value every function receives, its identifiers, and what its names may contain.
+
+`Event` is created once per event and subscription, so it is a row and nothing more: time, headers and data are
+decoded when somebody asks. It never changes; an edited event is another one (`with_data`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from hashlib import sha1
+from random import Random
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from redrive.codec import NOT_JSON
+from redrive.errors import EventError, Undecodable
+
+if TYPE_CHECKING:
+    from redrive.types import EventTypes
+
+T_co = TypeVar("T_co", covariant=True)
+
+KEY_BYTES_MAX = 512  # part of several indexes; longer keys are documents, not names
+NAME_CHARS_MAX = 200  # types and ids: they appear in every listing, metric and log line
+HEADERS_BYTES_MAX = (
+    16_384  # what common HTTP servers accept for all headers together, so that any sink can pass them on
+)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EMISSIONS = UUID("5a2d5b6e-7f0c-5a55-9d5e-3f0f6c1b7c11").bytes  # namespace of emission ids: must never change
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_HEADERS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
+
+
+class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, repr_omit_defaults=False):
+    """One stored event; `Event[OrderPlaced]` when its data is typed, `Event[Any]` when it is plain JSON.
+
+    The arguments are a row of the store, in its order, and the registry that decodes the data.
+    """
+
+    position: int
+    id: str
+    type: str
+    key: str | None
+    version: int | None
+    schema: int
+    time_us: int
+    headers_raw: bytes | None
+    data_raw: bytes
+    types: EventTypes
+    _data: Any = msgspec.UNSET
+
+    @property
+    def data(self) -> T_co:
+        """The decoded payload; raises Undecodable if it does not fit the event's type."""
+        data = self._data
+        if data is msgspec.UNSET:
+            data = self.types.decode(self.type, self.schema, self.data_raw)
+            msgspec.structs.force_setattr(self, "_data", data)
+        return data  # type: ignore[no-any-return]
+
+    @property
+    def time(self) -> datetime:
+        """When it was appended (or when the producer says it happened): aware, in UTC."""
+        return _EPOCH + timedelta(microseconds=self.time_us)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Names and texts that travel with the event; a fresh dict each time."""
+        if self.headers_raw is None:
+            return {}
+        try:
+            return _HEADERS.decode(self.headers_raw)
+        except NOT_JSON as error:
+            raise Undecodable(f"{self.type}: headers: {error}") from None
+
+    @property
+    def raw(self) -> bytes:
+        """The data as stored."""
+        return self.data_raw
+
+    def with_data(self, raw: bytes) -> Event[Any]:
+        """The same event with other data."""
+        return Event(
+            self.position,
+            self.id,
+            self.type,
+            self.key,
+            self.version,
+            self.schema,
+            self.time_us,
+            self.headers_raw,
+            raw,
+            self.types,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and self._row() == other._row()
+
+    def __hash__(self) -> int:
+        return hash((self.position, self.id))
+
+    def __repr__(self) -> str:
+        # Without the payload: it may be large, and personal data does not belong into logs.
+        return f"Event({self.position}, {self.type!r}, key={self.key!r}, id={self.id!r}, {len(self.data_raw)} bytes)"
+
+    def _row(self) -> tuple[object, ...]:
+        return (
+            self.position,
+            self.id,
+            self.type,
+            self.key,
+            self.version,
+            self.schema,
+            self.time_us,
+            self.headers_raw,
+            self.data_raw,
+        )
+
+
+class NewEvent(NamedTuple):
+    """What an append stores; every field has passed its check."""
+
+    id: str
+    type: str
+    key: str | None
+    schema: int
+    time_us: int
+    headers_raw: bytes | None
+    data_raw: bytes
+    expected_version: int | None = None
+
+
+def new_id(now_s: float, dice: Random) -> str:
+    """A UUIDv7: sorts by time to a quarter of a microsecond; equal times are ordered by the dice.
+
+    It keeps no memory of the last one, so the same clock and dice give the same ids.
+    """
+    ticks = int(now_s * 4_096_000.0)  # 48 bits of milliseconds, then 12 bits of their fraction
+    noise = dice.getrandbits(62)
+    ms = ticks >> 12
+    return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - three times as fast as slicing a hex text
+        ms >> 16,
+        ms & 0xFFFF,
+        ticks & 0xFFF,
+        0x8000 | noise >> 48,
+        noise & 0xFFFFFFFFFFFF,
+    )
+
+
+def emission_id(subscription: str, event_id: str, ordinal: int) -> str:
+    """The id of the n-th event that `subscription` emits for `event_id`: the same at every attempt (a UUIDv5)."""
+    # NUL is in no name, so no two triples give the same text.
+    digest = sha1(_EMISSIONS + f"{subscription}\0{event_id}\0{ordinal}".encode(), usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(digest[16], 16) & 3]
+    return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:32]}"
+
+
+def check_key(key: str) -> str:
+    """The key, if it can name a lane."""
+    if not isinstance(key, str):
+        raise EventError(f"the key must be text, not {type(key).__name__}: write str(key)")
+    if not key:
+        raise EventError("the key is empty: leave it out for an event without a key")
+    if not key.isprintable():
+        _refuse_control(key, "key")
+    if len(key) > KEY_BYTES_MAX // 4 and (size := len(key.encode())) > KEY_BYTES_MAX:
+        raise EventError(f"the key has {size:,} bytes; the limit is {KEY_BYTES_MAX}: use a short name or a hash")
+    return key
+
+
+def check_type(name: str) -> str:
+    """The event type, if it can be filtered, listed and counted by name."""
+    _check_name(name, "event type")
+    if " " in name or (not name.isprintable() and any(map(str.isspace, name))):
+        raise EventError(f"the event type {name!r} contains white space: write it like order.placed")
+    return name
+
+
+def check_id(event_id: str) -> str:
+    """The event id, if it can be stored and shown."""
+    return _check_name(event_id, "event id")
+
+
+def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
+    """Headers as stored: nothing when there are none."""
+    if not headers:
+        return None
+    for name, text in headers.items():
+        _check_name(name, "header name")
+        if not isinstance(text, str):
+            raise EventError(f"the header {name!r} must be text, not {type(text).__name__}")
+        if not text.isprintable():
+            _refuse_control(text, f"header {name!r}")
+    raw = msgspec.json.encode(dict(headers))
+    if len(raw) > HEADERS_BYTES_MAX:
+        raise EventError(
+            f"the headers have {len(raw):,} bytes; the limit is {HEADERS_BYTES_MAX:,}: put it into the data"
+        )
+    return raw
+
+
+def _check_name(name: str, what: str) -> str:
+    if not isinstance(name, str):
+        raise EventError(f"the {what} must be text, not {type(name).__name__}")
+    if not 0 < len(name) <= NAME_CHARS_MAX:
+        raise EventError(f"the {what} has {len(name):,} characters; allowed are 1 to {NAME_CHARS_MAX}")
+    if not name.isprintable():
+        _refuse_control(name, what)
+    return name
+
+
+def _refuse_control(text: str, what: str) -> None:
+    """`isprintable` is quick but too strict (it refuses a soft hyphen); this decides."""
+    found = _UNPRINTABLE.search(text)
+    if found:
+        raise EventError(f"the {what} contains {found[0]!a}: control characters and lone surrogates are not allowed")
