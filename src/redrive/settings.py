@@ -1,0 +1,248 @@
+"""Every option and every limit of the engine, by name, with the reason beside it.
+
+`load_settings` reads built-in defaults, a TOML file, the table of the chosen profile in that file, and the
+environment; later ones win, and it tells where each value came from. Nothing is guessed: an unknown key,
+a value of the wrong kind and values that cannot hold together are UsageErrors that name the fix.
+What a subscription promises (order, key_by, types, start, partitions) is code, never configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from redrive.errors import UsageError
+from redrive.units import duration, show_duration, size
+
+# Written with a unit in the file and the environment ("10s", "8KiB"); plain numbers in the program.
+Seconds = Annotated[float, "duration", Meta(gt=0)]
+Lease = Annotated[float, "duration", Meta(ge=0.1)]  # shorter, and a busy machine loses what it owns for no reason
+Bytes = Annotated[int, "size", Meta(ge=256)]
+Count = Annotated[int, Meta(ge=1)]
+Profile = Literal["development", "staging", "production"]
+
+
+class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Overrides of a subscription's retry rule; what is None stays as the code says."""
+
+    attempts: Count | None = None  # calls of the function, the first one included
+    wait: Seconds | None = None  # pause before the second attempt
+    factor: Annotated[float, Meta(ge=1)] | None = None  # how many times longer each pause is than the one before
+    wait_max: Seconds | None = None  # the longest pause
+    jitter: Annotated[float, Meta(ge=0, le=1)] | None = None  # share of a pause that is left to chance, 0 to 1
+
+    def given(self) -> dict[str, Any]:
+        """The overrides that are set, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Overrides for one subscription; what is None stays as the code says."""
+
+    concurrency: Count | None = None  # events of different keys that run side by side
+    timeout: Seconds | None = None  # how long one call of the function may take
+    retry: RetrySettings = RetrySettings()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine runs with. Durations are in seconds."""
+
+    store: str | None = None  # path or URL of the store; a relative path starts at the working directory
+    profile: Profile = "development"  # which [profiles.NAME] table is laid over the rest of the file
+    lease: Lease = duration("10s")  # how long a silent owner keeps a subscription; also the longest take-over
+    batch_max: Count = 500  # events a projection applies per transaction; beyond it commits cost next to nothing
+    batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
+    window_max: Count = 1_000  # events per subscription read and not yet settled; bounds memory and crash re-runs
+    lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk
+    poll_min: Seconds = duration("1ms")  # how soon to look for another process's events while there are many
+    poll_max: Seconds = duration("25ms")  # the same when idle; shorter would cost over one percent of a core
+    busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
+    stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
+    checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
+    settle_max: Count = 500  # handler results settled per transaction; bounds how long it holds the write lock
+    crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried
+    halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
+    halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
+    log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
+    error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
+    subscriptions: dict[str, SubscriptionSettings] = {}
+
+
+_CODE_ONLY = ("order", "key_by", "types", "start", "partitions")
+# Not options: the file itself, knobs of the test suite, and the variables that Kubernetes sets in every
+# pod beside a service called "redrive".
+_OTHER_VARIABLES = ("REDRIVE_CONFIG", "REDRIVE_TEST_", "REDRIVE_FAILPOINT", "REDRIVE_SERVICE_", "REDRIVE_PORT")
+
+_NEVER_MORE_THAN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("poll_min", "poll_max", show_duration),
+    ("halt_wait", "halt_wait_max", show_duration),
+    ("batch_time_max", "lease", show_duration),  # an owner that works must have time to renew
+    ("settle_max", "window_max", str),
+    ("window_max", "lane_max", str),  # what is in memory may all have to be parked behind one key
+)
+
+_Path = tuple[str, ...]
+_Found = dict[_Path, tuple[Any, str]]  # dotted option -> value, origin
+
+
+def settings_path(folder: Path, environ: Mapping[str, str]) -> Path | None:
+    """The file that REDRIVE_CONFIG names, else `redrive.toml` in the folder if there is one."""
+    if named := environ.get("REDRIVE_CONFIG"):
+        return Path(named)
+    beside = folder / "redrive.toml"
+    return beside if beside.is_file() else None
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """The settings, and for each option by its dotted name where its value came from.
+
+    >>> settings, origins = load_settings(None, {"REDRIVE_LEASE": "5s"})
+    >>> settings.lease, origins["lease"], origins["batch_max"]
+    (5.0, 'REDRIVE_LEASE', 'built-in')
+    """
+    variables = _read_environment(environ)
+    in_file = {} if path is None else _read_file(path, variables)
+    found = in_file | variables
+    settings = _build({name: value for name, (value, _) in found.items()})
+    origins = {name: "built-in" for name in Settings.__struct_fields__ if name != "subscriptions"}
+    origins |= {".".join(name): origin for name, (_, origin) in found.items()}
+    _check_together(settings, origins)
+    return settings, origins
+
+
+def check_subscriptions(settings: Settings, known: Iterable[str]) -> None:
+    """Refuse overrides for subscriptions that the program does not have."""
+    names = list(known)
+    for name in settings.subscriptions:
+        if name not in names:
+            _unknown(f"subscriptions.{name}", name, names, "settings")
+
+
+def _read_environment(environ: Mapping[str, str]) -> _Found:
+    found: _Found = {}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith("REDRIVE_") or variable.startswith(_OTHER_VARIABLES) or not text:
+            continue
+        table: Any = text
+        for part in reversed(variable.removeprefix("REDRIVE_").lower().split("__")):
+            table = {part: table}
+        found |= _leaves(table, Settings, (), variable, from_text=True)
+    return found
+
+
+def _read_file(path: Path, variables: _Found) -> _Found:
+    import tomllib  # not needed by the many programs that have no file
+
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the settings file {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+    profiles = table.pop("profiles", {})
+    found = _leaves(table, Settings, (), str(path))
+    chosen, _ = (found | variables).get(("profile",), ("development", ""))
+    for name, overrides in _table(profiles, ("profiles",), str(path)).items():
+        origin = f"{path} [profiles.{name}]"
+        if name not in get_args(Profile):
+            _unknown(f"profiles.{name}", name, get_args(Profile), str(path))
+        if "profile" in _table(overrides, ("profiles", name), str(path)):
+            raise UsageError(f"{origin}: a profile cannot choose a profile; move `profile` to the top of the file")
+        checked = _leaves(overrides, Settings, (), origin)  # also where it is not chosen: it will be one day
+        found |= checked if name == chosen else {}
+    return found
+
+
+def _leaves(table: Any, shape: Any, above: _Path, origin: str, *, from_text: bool = False) -> _Found:
+    """The values in a table, converted, under their full names."""
+    found: _Found = {}
+    hints = get_type_hints(shape, include_extras=True)
+    for key, value in _table(table, above, origin).items():
+        name = (*above, key)
+        if key in _CODE_ONLY:
+            raise UsageError(
+                f"{origin}: `{'.'.join(name)}` is code-only, because it decides what is promised about past events; "
+                f"remove it here and give `{key}=` where the function is registered"
+            )
+        if key not in hints:
+            _unknown(".".join(name), key, list(hints), origin)
+        if key == "subscriptions":
+            for subscription, overrides in _table(value, name, origin).items():
+                found |= _leaves(overrides, SubscriptionSettings, (*name, subscription), origin, from_text=from_text)
+        elif key == "retry":
+            found |= _leaves(value, RetrySettings, name, origin, from_text=from_text)
+        else:
+            found[name] = (_convert(value, hints[key], name, origin, from_text), origin)
+    return found
+
+
+def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -> Any:
+    marks = set(_marks(hint))
+    try:
+        if "duration" in marks and not isinstance(value, str):
+            raise ValueError(f'{value!r} has no unit; write it like "250ms", "30s" or "5m"')
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise ValueError(f"expected one of {', '.join(get_args(hint))}")
+        if "duration" in marks:
+            value = duration(value)
+        if "size" in marks and isinstance(value, str) and not value.isdecimal():
+            value = size(value)
+        return msgspec.convert(value, hint, strict=not from_text)
+    except ValueError as error:  # msgspec.ValidationError is one
+        raise UsageError(f"{origin}: `{'.'.join(name)}`: {error} (found {value!r})") from error
+
+
+def _marks(hint: Any) -> Iterator[str]:
+    for part in (*get_args(hint), *getattr(hint, "__metadata__", ())):
+        if isinstance(part, str):
+            yield part
+        else:
+            yield from _marks(part)
+
+
+def _build(values: Mapping[_Path, Any]) -> Settings:
+    top = {name[0]: value for name, value in values.items() if len(name) == 1}
+    subscriptions = {}
+    for subscription in dict.fromkeys(name[1] for name in values if name[0] == "subscriptions"):
+        mine = {name[2:]: value for name, value in values.items() if name[:2] == ("subscriptions", subscription)}
+        retry = RetrySettings(**{name[1]: value for name, value in mine.items() if name[0] == "retry"})
+        rest = {name[0]: value for name, value in mine.items() if len(name) == 1}
+        subscriptions[subscription] = SubscriptionSettings(retry=retry, **rest)
+    return Settings(subscriptions=subscriptions, **top)
+
+
+def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Refuse values that are fine alone and impossible together."""
+    numbers: dict[str, Any] = msgspec.structs.asdict(settings)
+    pairs = list(_NEVER_MORE_THAN)
+    for name, mine in settings.subscriptions.items():
+        prefix = f"subscriptions.{name}.retry."
+        numbers |= {prefix + key: value for key, value in mine.retry.given().items()}
+        pairs.append((f"{prefix}wait", f"{prefix}wait_max", show_duration))
+    for small, large, show in pairs:
+        low, high = numbers.get(small), numbers.get(large)
+        if low is not None and high is not None and low > high:
+            raise UsageError(
+                f"`{small}` ({show(low)}, {origins[small]}) is more than `{large}` ({show(high)}, {origins[large]}); "
+                f"lower the first or raise the second"
+            )
+
+
+def _table(value: Any, name: _Path, origin: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{origin}: `{'.'.join(name)}` is a table of options, not the value {value!r}")
+    return value
+
+
+def _unknown(name: str, key: str, known: Iterable[str], origin: str) -> NoReturn:
+    import difflib  # only ever needed on the way out
+
+    near = difflib.get_close_matches(key, known := list(known), n=1, cutoff=0.6)
+    hint = f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(known)}"
+    for shape, table in ((SubscriptionSettings, "[subscriptions.NAME]"), (RetrySettings, "[subscriptions.NAME.retry]")):
+        hint = f"it belongs in a table {table}" if key in shape.__struct_fields__ else hint
+    raise UsageError(f"{origin}: unknown option `{name}`; {hint}")

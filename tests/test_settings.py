@@ -1,0 +1,294 @@
+"""Settings come from where they should, and a mistake in them is told its name and its fix."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from redrive.errors import UsageError
+from redrive.settings import (
+    RetrySettings,
+    Settings,
+    SubscriptionSettings,
+    check_subscriptions,
+    load_settings,
+    settings_path,
+)
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "guide" / "settings.md"
+SOURCE = ROOT / "src" / "redrive" / "settings.py"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "redrive.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(folder: Path, text: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_settings(write(folder, text), environ or {})
+    return str(caught.value)
+
+
+def test_without_file_and_environment_everything_is_built_in() -> None:
+    settings, origins = load_settings(None, {"HOME": "/root", "PATH": "/bin"})
+    assert settings == Settings()
+    assert set(origins) == set(Settings.__struct_fields__) - {"subscriptions"}
+    assert set(origins.values()) == {"built-in"}
+
+
+def test_the_environment_wins_over_the_profile_and_the_profile_over_the_file(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        profile = "production"
+        lease = "1s"
+        batch_max = 100
+        window_max = 600
+        [profiles.production]
+        lease = "2s"
+        batch_max = 200
+        [profiles.staging]
+        lease = "9s"
+        """,
+    )
+    settings, origins = load_settings(path, {"REDRIVE_LEASE": "3s"})
+    assert (settings.lease, settings.batch_max, settings.window_max) == (3.0, 200, 600)
+    assert origins["lease"] == "REDRIVE_LEASE"
+    assert origins["batch_max"] == f"{path} [profiles.production]"
+    assert origins["window_max"] == str(path)
+    assert origins["poll_max"] == "built-in"
+
+
+def test_the_environment_may_choose_the_profile(tmp_path: Path) -> None:
+    path = write(tmp_path, 'profile = "production"\n[profiles.staging]\nlease = "9s"\n')
+    settings, _ = load_settings(path, {"REDRIVE_PROFILE": "staging"})
+    assert (settings.profile, settings.lease) == ("staging", 9.0)
+
+
+def test_a_profile_may_override_one_option_of_one_subscription(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        profile = "production"
+        [subscriptions.charge]
+        timeout = "30s"
+        retry = { attempts = 3, wait = "1s" }
+        [profiles.production.subscriptions.charge.retry]
+        attempts = 8
+        """,
+    )
+    settings, origins = load_settings(path, {})
+    charge = SubscriptionSettings(timeout=30.0, retry=RetrySettings(attempts=8, wait=1.0))
+    assert settings.subscriptions == {"charge": charge}
+    assert charge.retry.given() == {"attempts": 8, "wait": 1.0}
+    assert origins["subscriptions.charge.retry.wait"] == str(path)
+    assert origins["subscriptions.charge.retry.attempts"].endswith("[profiles.production]")
+
+
+def test_every_kind_of_option_can_be_set_from_the_environment() -> None:
+    settings, origins = load_settings(
+        None,
+        {
+            "REDRIVE_STORE": "shop.db",
+            "REDRIVE_BATCH_MAX": "250",
+            "REDRIVE_ERROR_TEXT_MAX": "64KiB",
+            "REDRIVE_LOG_FORMAT": "json",
+            "REDRIVE_POLL_MAX": "",
+            "REDRIVE_SUBSCRIPTIONS__CHARGE__CONCURRENCY": "8",
+            "REDRIVE_SUBSCRIPTIONS__CHARGE__RETRY__JITTER": "0.5",
+        },
+    )
+    charge = SubscriptionSettings(concurrency=8, retry=RetrySettings(jitter=0.5))
+    assert settings == Settings(
+        store="shop.db", batch_max=250, error_text_max=65_536, log_format="json", subscriptions={"charge": charge}
+    )
+    assert origins["subscriptions.charge.concurrency"] == "REDRIVE_SUBSCRIPTIONS__CHARGE__CONCURRENCY"
+    assert origins["poll_max"] == "built-in"
+
+
+def test_a_size_may_be_a_plain_number_of_bytes(tmp_path: Path) -> None:
+    in_file, _ = load_settings(write(tmp_path, "error_text_max = 1024"), {})
+    in_environment, _ = load_settings(None, {"REDRIVE_ERROR_TEXT_MAX": "1024"})
+    assert in_file.error_text_max == in_environment.error_text_max == 1024
+
+
+def test_variables_that_are_not_options_are_left_alone() -> None:
+    others = ("REDRIVE_CONFIG", "REDRIVE_TEST_POSTGRES", "REDRIVE_SERVICE_HOST", "REDRIVE_PORT_80_TCP", "REDRIVEN")
+    settings, _ = load_settings(None, dict.fromkeys(others, "tcp://10.0.0.1:80"))
+    assert settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lese = '1s'", "unknown option `lese`; did you mean `lease`?"),
+        ("frobnicate = 1", "unknown option `frobnicate`; known are: store, profile, lease"),
+        ("timeout = '1s'", "unknown option `timeout`; it belongs in a table [subscriptions.NAME]"),
+        ("[retry]\nattempts = 3", "unknown option `retry`; it belongs in a table [subscriptions.NAME]"),
+        ("[subscriptions.a]\nattempts = 3", "it belongs in a table [subscriptions.NAME.retry]"),
+        (
+            "[subscriptions.a]\nconcurency = 3",
+            "unknown option `subscriptions.a.concurency`; did you mean `concurrency`?",
+        ),
+        ("[subscriptions.a]\nlease = '1s'", "unknown option `subscriptions.a.lease`; known are: concurrency, timeout"),
+        (
+            "[profiles.prod]\nlease = '1s'",
+            "unknown option `profiles.prod`; known are: development, staging, production",
+        ),
+        ("[profiles.staging]\nlese = '1s'", "[profiles.staging]: unknown option `lese`; did you mean `lease`?"),
+        ("[profiles.staging]\nprofile = 'staging'", "a profile cannot choose a profile"),
+    ],
+)
+def test_an_unknown_option_is_told_the_nearest_known_one(tmp_path: Path, text: str, told: str) -> None:
+    message = refusal(tmp_path, text)
+    assert told in message
+    assert message.startswith(str(tmp_path / "redrive.toml"))
+
+
+@pytest.mark.parametrize("key", ["order", "key_by", "types", "start", "partitions"])
+def test_what_a_subscription_promises_is_code_only(tmp_path: Path, key: str) -> None:
+    message = refusal(tmp_path, f"[subscriptions.charge]\n{key} = 'x'")
+    assert f"`subscriptions.charge.{key}` is code-only" in message
+    assert f"give `{key}=` where the function is registered" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lease = 10", "`lease`: 10 has no unit"),
+        ("lease = 'soon'", "`lease`: 'soon' is not a duration"),
+        ("lease = '50ms'", "`lease`: Expected `float` >= 0.1"),
+        ("poll_min = '0s'", "`poll_min`: Expected `float` > 0"),
+        ("batch_max = 0", "`batch_max`: Expected `int` >= 1"),
+        ("batch_max = '500'", "`batch_max`: Expected `int`, got `str`"),
+        ("batch_max = true", "`batch_max`: Expected `int`, got `bool`"),
+        ("error_text_max = '1B'", "`error_text_max`: Expected `int` >= 256"),
+        ("log_format = 'xml'", "`log_format`: expected one of text, json (found 'xml')"),
+        ("profile = 'prod'", "`profile`: expected one of development, staging, production"),
+        ("subscriptions = 3", "`subscriptions` is a table of options, not the value 3"),
+        ("subscriptions.charge = 3", "`subscriptions.charge` is a table of options, not the value 3"),
+        ("subscriptions.charge.retry = 5", "`subscriptions.charge.retry` is a table of options, not the value 5"),
+        ("profiles = 3", "`profiles` is a table of options, not the value 3"),
+        ("subscriptions.charge.retry.jitter = 2.0", "`subscriptions.charge.retry.jitter`: Expected `float` <= 1"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(tmp_path: Path, text: str, told: str) -> None:
+    message = refusal(tmp_path, text)
+    assert told in message
+    assert message.startswith(str(tmp_path / "redrive.toml"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("REDRIVE_LEES", "1s", "REDRIVE_LEES: unknown option `lees`; did you mean `lease`?"),
+        ("REDRIVE_LEASE", "1", "REDRIVE_LEASE: `lease`: '1' is not a duration"),
+        ("REDRIVE_BATCH_MAX", "many", "REDRIVE_BATCH_MAX: `batch_max`: Expected `int`, got `str` (found 'many')"),
+        (
+            "REDRIVE_SUBSCRIPTIONS__A__ORDER",
+            "none",
+            "REDRIVE_SUBSCRIPTIONS__A__ORDER: `subscriptions.a.order` is code-only",
+        ),
+        ("REDRIVE_SUBSCRIPTIONS__A", "3", "REDRIVE_SUBSCRIPTIONS__A: `subscriptions.a` is a table of options"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_its_variable(variable: str, value: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_settings(None, {variable: value})
+    assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("poll_min = '1s'", "`poll_min` (1s, {file}) is more than `poll_max` (25ms, built-in)"),
+        ("halt_wait = '5m'", "`halt_wait` (5m, {file}) is more than `halt_wait_max` (30s, built-in)"),
+        ("lease = '1s'\nbatch_time_max = '2s'", "`batch_time_max` (2s, {file}) is more than `lease` (1s, {file})"),
+        ("settle_max = 2000", "`settle_max` (2000, {file}) is more than `window_max` (1000, built-in)"),
+        ("lane_max = 10", "`window_max` (1000, built-in) is more than `lane_max` (10, {file})"),
+        (
+            "[subscriptions.a.retry]\nwait = '1m'\nwait_max = '1s'",
+            "`subscriptions.a.retry.wait` (1m, {file}) is more than `subscriptions.a.retry.wait_max` (1s, {file})",
+        ),
+    ],
+)
+def test_values_that_cannot_hold_together_are_refused_with_both_origins(tmp_path: Path, text: str, told: str) -> None:
+    message = refusal(tmp_path, text)
+    assert message.startswith(told.format(file=tmp_path / "redrive.toml"))
+    assert message.endswith("lower the first or raise the second")
+
+
+def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the settings file .*nowhere\.toml: No such file"):
+        load_settings(tmp_path / "nowhere.toml", {})
+    with pytest.raises(UsageError, match="cannot read the settings file"):
+        load_settings(tmp_path, {})
+
+
+def test_a_file_that_is_not_toml_is_told_the_line(tmp_path: Path) -> None:
+    assert "is not valid TOML" in refusal(tmp_path, "lease = ")
+    assert "line 2" in refusal(tmp_path, "lease = '1s'\nlease = '2s'\n")
+    broken = tmp_path / "latin1.toml"
+    broken.write_bytes(b'store = "caf\xe9.db"')
+    with pytest.raises(UsageError, match="is not valid TOML"):
+        load_settings(broken, {})
+
+
+def test_the_file_is_the_named_one_or_the_one_in_the_folder(tmp_path: Path) -> None:
+    assert settings_path(tmp_path, {}) is None
+    beside = write(tmp_path, "")
+    assert settings_path(tmp_path, {}) == beside
+    assert settings_path(tmp_path, {"REDRIVE_CONFIG": "/etc/shop.toml"}) == Path("/etc/shop.toml")
+
+
+def test_overrides_for_a_subscription_that_does_not_exist_are_refused() -> None:
+    settings, _ = load_settings(None, {"REDRIVE_SUBSCRIPTIONS__CHARGE__CONCURRENCY": "8"})
+    with pytest.raises(UsageError, match=r"`subscriptions\.charge`; did you mean `charges`"):
+        check_subscriptions(settings, ["revenue", "charges"])
+    assert check_subscriptions(settings, ["charge"]) is None  # type: ignore[func-returns-value]
+
+
+def options(struct: type) -> dict[str, str]:
+    """Each option of a struct with the comment beside it in the source."""
+    source = SOURCE.read_text(encoding="utf-8")
+    body = source[source.index(f"class {struct.__name__}(") :].split("\n\n\n")[0]
+    commented = dict(re.findall(r"^    (\w+): .+? = .+?  # (.+)$", body, re.MULTILINE))
+    tables = {"retry", "subscriptions"}
+    assert set(commented) == set(struct.__struct_fields__) - tables, "an option has no reason beside it"  # type: ignore[attr-defined]
+    return commented
+
+
+def rows(heading: str) -> list[list[str]]:
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+def test_the_page_lists_every_option_with_its_reason() -> None:
+    assert {name.strip("`"): why for name, _, why in rows("Options")} == options(Settings)
+
+
+def test_the_page_lists_every_option_of_a_subscription() -> None:
+    retry = {f"retry.{name}": why for name, why in options(RetrySettings).items()}
+    listed = {name.strip("`"): why for name, why in rows("Options of one subscription")}
+    assert listed == options(SubscriptionSettings) | retry
+
+
+def test_the_defaults_on_the_page_are_the_defaults(tmp_path: Path) -> None:
+    written = {name.strip("`"): default.strip("`") for name, default, _ in rows("Options") if default != "not set"}
+    path = write(tmp_path, "\n".join(f"{name} = {default}" for name, default in written.items()))
+    settings, origins = load_settings(path, {})
+    assert settings == Settings()
+    assert {name for name, origin in origins.items() if origin == "built-in"} == {"store"}
+
+
+def test_the_example_on_the_page_is_valid(tmp_path: Path) -> None:
+    example = PAGE.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
+    settings, _ = load_settings(write(tmp_path, example), {"REDRIVE_PROFILE": "production"})
+    assert settings.log_format == "json"
+    assert settings.subscriptions["charge"].retry == RetrySettings(attempts=8, wait=2.0, wait_max=600.0)
