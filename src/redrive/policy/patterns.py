@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 
 from redrive.errors import UsageError
 
+Types = str | type | Iterable[str | type]
+
 
 def matches(pattern: str, event_type: str) -> bool:
     """Whether the whole type is this name or fits this glob; case counts."""
@@ -20,19 +22,21 @@ def matches(pattern: str, event_type: str) -> bool:
 
 def type_pattern(option: str, given: object) -> str:
     """One pattern as text; `option` is the argument a complaint should name."""
-    marked = getattr(given, "__redrive_event__", None) if isinstance(given, type) else None
-    match marked or given:
-        case (str() as name, int()):  # a class decorated with @redrive.event(name, schema=n)
-            return name
-        case str() as pattern if pattern:
-            return pattern
+    if isinstance(given, type):  # decorated with @redrive.event(name, schema=n), which leaves its mark on the class
+        given, _ = getattr(given, "__redrive_event__", (given, 0))
+    match given:
         case "":
             raise UsageError(f'{option} has an empty pattern, which fits no event; use "*" for all of them')
+        case str():
+            return given
         case _:
             raise UsageError(f"{option} takes event types, globs or event classes, not {given!r}")
 
 
-def type_patterns(option: str, given: object) -> tuple[str, ...]:
+def type_patterns(option: str, given: Types) -> tuple[str, ...]:
     """One pattern or several, as a tuple."""
     several = given if isinstance(given, Iterable) and not isinstance(given, str | type) else (given,)
-    return tuple(type_pattern(option, one) for one in several)
+    patterns = tuple(type_pattern(option, one) for one in several)
+    if not patterns:
+        raise UsageError(f"{option} is empty, so the rule would never apply; leave it out to mean all events")
+    return patterns

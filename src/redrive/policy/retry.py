@@ -14,14 +14,14 @@ from datetime import timedelta
 
 from redrive.errors import UsageError, Verdict
 from redrive.policy.classify import is_permanent, leaves
-from redrive.policy.patterns import matches, type_patterns
+from redrive.policy.patterns import Types, matches, type_patterns
 from redrive.units import duration, show_duration
 
 ATTEMPTS_MAX = 1_000  # each attempt leaves an entry in the letter's history, which is kept for good
 WAIT_MAX_S = 366 * 86_400.0  # a letter due later than this is forgotten rather than waiting
 RERUNS_MAX = 100  # re-runs hold the key; a conflict that outlasts this needs a real backoff
 
-Errors = type[BaseException] | tuple[type[BaseException], ...]
+Errors = type[BaseException] | Iterable[type[BaseException]]
 Duration = str | float | timedelta
 
 
@@ -84,7 +84,7 @@ def retry(
     jitter: float = 0.1,
     on: Errors | None = None,
     never: Errors | None = None,
-    types: object = None,
+    types: Types | None = None,
 ) -> Retry:
     """A retry rule.
 

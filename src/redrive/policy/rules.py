@@ -20,6 +20,7 @@ from redrive.policy.patterns import matches, type_pattern
 
 Predicate = Callable[[Any], bool]
 Pattern = str | re.Pattern[str] | Predicate
+AnyPattern = Pattern | type  # an event class stands for the name it was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ KEEP = Keep()
 
 
 def rules(
-    discard: Pattern | Iterable[Pattern] = (),
-    keep: Pattern | Iterable[Pattern] = (),
+    discard: AnyPattern | Iterable[AnyPattern] = (),
+    keep: AnyPattern | Iterable[AnyPattern] = (),
     keep_if: Predicate | None = None,
 ) -> Rules:
     """Which failed events become dead letters; without rules all of them do.
@@ -108,13 +109,13 @@ def rules(
     return Rules(_patterns("rules: discard", discard), _patterns("rules: keep", keep), keep_if)
 
 
-def _patterns(option: str, given: Pattern | Iterable[Pattern]) -> tuple[Pattern, ...]:
+def _patterns(option: str, given: AnyPattern | Iterable[AnyPattern]) -> tuple[Pattern, ...]:
     if isinstance(given, str | re.Pattern) or callable(given):
         return (_pattern(option, given),)
     return tuple(_pattern(option, one) for one in given)
 
 
-def _pattern(option: str, given: Pattern) -> Pattern:
+def _pattern(option: str, given: AnyPattern) -> Pattern:
     if isinstance(given, re.Pattern):
         if not isinstance(given.pattern, str):
             raise UsageError(f"{option} has a pattern of bytes, {given.pattern!r}; event types are text")
