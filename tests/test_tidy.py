@@ -1,0 +1,389 @@
+"""The rules of the house, checked by reading the source: layers, sizes, purity, and what must not occur.
+
+Each exception is data with a reason. To change a rule, change the table and say why beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "redrive"
+
+MODULE_LINES_MAX, MODULE_LINES_GOOD = 500, 250
+FUNCTION_LINES_MAX = 60
+PUBLIC_METHODS_MAX = 12
+DOCSTRING_LINES_MAX = 10
+
+# What each part of the package may import of the package, besides itself.
+SHARED = {
+    "clock", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "settings", "subscription",
+    "types", "units",
+}  # fmt: skip
+PORTS = {"store", "sources", "sinks"}
+LAYERS: dict[str, set[str]] = {
+    "policy": {"errors", "units"},
+    **{name: SHARED | {"policy"} for name in SHARED},
+    "store": SHARED | {"policy"},
+    "sources": SHARED | {"policy", "store"},
+    "sinks": SHARED | {"policy"},
+    "runner": SHARED | PORTS | {"policy"},
+    "replay": SHARED | PORTS | {"policy", "runner"},
+    "app": SHARED | PORTS | {"policy", "runner", "replay"},
+    "admin": SHARED | PORTS | {"policy", "replay", "app"},
+    "cli": SHARED | PORTS | {"policy", "runner", "replay", "app", "admin"},
+    "testing": SHARED | PORTS | {"policy", "runner", "replay", "app"},
+    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app"},
+}
+LAYER_EXCEPTIONS = {
+    ("failpoints", "testing"): "only in a child process whose environment a crash test has armed",
+}
+BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
+MAY_NAME_A_BACKEND = {"store", "app", "testing"}  # everybody else sees the ports
+
+IMPURE = {
+    "asyncio", "concurrent", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "sqlite3", "subprocess",
+    "threading", "time", "uuid",
+}  # fmt: skip
+FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve", "yaml"}
+FORBIDDEN_CALLS = {"eval", "exec", "__import__"}
+
+# Where an `except Exception` that does not raise again is right.
+BROAD_EXCEPT = {
+    "runner/call.py": "the user's function; whatever it raises becomes an outcome",
+    "runner/supervise.py": "a subscription that fails must not take the others with it",
+    "observe/": "a listener that raises never harms processing",
+    "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
+    "policy/rules.py": "the user's keep_if; any failure of it means: keep",
+    "store/sqlite/writer.py": "hands the error to the thread that asked for the job",
+    "store/sqlite/store.py": "hands the error to each caller whose append was in the group",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        """Relative to the package for our source, to the repository for the rest."""
+        return str(self.path.relative_to(PACKAGE if PACKAGE in self.path.parents else ROOT))
+
+    @property
+    def dotted(self) -> str:
+        return self.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @property
+    def part(self) -> str:
+        return self.dotted.split(".")[0]
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.name}:{getattr(node, 'lineno', 1)}"
+
+
+@cache
+def modules(folder: Path) -> tuple[Module, ...]:
+    texts = ((path, path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py")))
+    return tuple(Module(path, text, ast.parse(text, str(path))) for path, text in texts)
+
+
+def source() -> tuple[Module, ...]:
+    return modules(PACKAGE)
+
+
+def suite() -> tuple[Module, ...]:
+    return modules(ROOT / "tests")
+
+
+def everything() -> tuple[Module, ...]:
+    return source() + suite() + modules(ROOT / "examples") + modules(ROOT / "bench")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Each imported dotted name; `from a import b` gives `a.b`, which may be a module or a name in one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def imports_at_start(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """The imports that run when the module is imported: not those in functions or for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports(ast.Module(body=[node], type_ignores=[]))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from imports_at_start(ast.Module(body=node.orelse, type_ignores=[]))
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            yield from imports_at_start(node)
+
+
+def our_imports(module: Module) -> Iterator[tuple[ast.stmt, str]]:
+    for node, name in imports(module.tree):
+        if name.startswith("redrive."):
+            inner = name.removeprefix("redrive.")
+            first = inner.split(".")[0]
+            is_module = (PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").is_file()
+            yield node, inner if is_module else "__init__"
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def check_none(found: list[str], advice: str = "") -> None:
+    """All of them, one per line: pytest would shorten the list."""
+    assert not found, "\n".join(["", *found, advice])
+
+
+def test_every_module_of_the_package_has_its_place_in_the_layers() -> None:
+    homeless = sorted({module.part for module in source()} - set(LAYERS))
+    check_none(homeless, "add it to LAYERS, as low as it will go")
+
+
+def test_imports_only_go_down_the_layers() -> None:
+    wrong = []
+    for module in source():
+        allowed = LAYERS.get(module.part, set()) | {module.part}
+        for node, name in our_imports(module):
+            target = name.split(".")[0]
+            if target not in allowed and (module.part, target) not in LAYER_EXCEPTIONS:
+                wrong.append(f"{module.at(node)}: {module.part} must not import {target}")
+    check_none(wrong)
+
+
+def test_backends_never_import_each_other_and_others_see_only_the_ports() -> None:
+    wrong = []
+    for module in source():
+        home = next((backend for backend in BACKENDS if f"{module.dotted}.".startswith(f"{backend}.")), None)
+        for node, name in our_imports(module):
+            target = next((backend for backend in BACKENDS if f"{name}.".startswith(f"{backend}.")), None)
+            if target is not None and target != home and (home is not None or module.part not in MAY_NAME_A_BACKEND):
+                wrong.append(f"{module.at(node)}: {module.dotted} must not import {target}")
+    check_none(wrong)
+
+
+def test_the_policy_is_pure() -> None:
+    wrong = [
+        f"{module.at(node)}: {name}"
+        for module in source()
+        if module.part == "policy"
+        for node, name in imports(module.tree)
+        if name.split(".")[0] in IMPURE
+    ]
+    check_none(wrong, "now, dice and the rest of the world are arguments")
+
+
+def test_the_core_needs_nothing_but_its_dependencies() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    allowed = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]} | {"redrive", "__future__"}
+    wrong = [
+        f"{module.at(node)}: {name}"
+        for module in source()
+        for node, name in imports_at_start(module.tree)
+        if name.split(".")[0] not in allowed | sys.stdlib_module_names
+    ]
+    check_none(wrong, "import what is optional inside the function that needs it")
+
+
+def test_no_module_is_too_long() -> None:
+    wrong = [module.name for module in source() if len(module.text.splitlines()) > MODULE_LINES_MAX]
+    check_none(wrong)
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_module_over_the_soft_limit_is_mentioned() -> None:
+    sizes = {module.name: len(module.text.splitlines()) for module in source()}
+    large = {name: count for name, count in sizes.items() if count > MODULE_LINES_GOOD}
+    if large:
+        warnings.warn(f"over {MODULE_LINES_GOOD} lines: {large}", stacklevel=1)
+    assert len(large) < len(sizes) / 4, f"the soft limit has become the habit: {large}"
+
+
+def test_no_function_is_too_long() -> None:
+    wrong = [
+        f"{module.at(node)}: {node.name} has {count} lines"
+        for module in source()
+        for node in functions(module.tree)
+        if (count := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    check_none(wrong)
+
+
+def public_methods(node: ast.ClassDef) -> set[str]:
+    """Properties are not counted: they are how an immutable value shows its parts."""
+    methods = [child for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {
+        method.name
+        for method in methods
+        if not method.name.startswith("_") and not any("property" in ast.unparse(d) for d in method.decorator_list)
+    }
+
+
+def test_no_class_has_too_many_public_methods() -> None:
+    wrong = [
+        f"{module.at(node)}: {node.name} has {sorted(public)}"
+        for module in source()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and len(public := public_methods(node)) > PUBLIC_METHODS_MAX
+    ]
+    check_none(wrong)
+
+
+def test_every_module_says_what_it_is_for_in_a_few_lines() -> None:
+    wrong = []
+    for module in everything():
+        text = ast.get_docstring(module.tree)
+        if not text or len(text.splitlines()) > DOCSTRING_LINES_MAX:
+            wrong.append(f"{module.name}: {'no docstring' if not text else 'docstring too long'}")
+    check_none(wrong)
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException") for kind in kinds)
+
+
+def test_no_failure_is_swallowed_by_a_broad_except() -> None:
+    wrong = [
+        module.at(node)
+        for module in source()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ExceptHandler)
+        and is_broad(node)
+        and not isinstance(node.body[-1], ast.Raise)
+        and not module.name.startswith(tuple(BROAD_EXCEPT))
+    ]
+    check_none(wrong, "catch what you mean, raise it again, or add the module to BROAD_EXCEPT with a reason")
+
+
+def test_nothing_is_loaded_that_could_run_code() -> None:
+    wrong = []
+    for module in everything():
+        for node, name in imports(module.tree):
+            if name.split(".")[0] in FORBIDDEN_IMPORTS and module not in modules(ROOT / "bench"):
+                wrong.append(f"{module.at(node)}: import {name}")
+        calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+        wrong += [module.at(call) for call in calls if ast.unparse(call.func) in FORBIDDEN_CALLS]
+    check_none(wrong)
+
+
+def test_nothing_is_left_for_later() -> None:
+    words = re.compile(r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]) + r")\b")
+    unfinished = "NotImplemented" + "Error"
+    pages = [(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in (ROOT / "docs").rglob("*.md")]
+    wrong = []
+    for name, text in [*((module.name, module.text) for module in everything()), *pages]:
+        for number, line in enumerate(text.splitlines(), 1):
+            if words.search(line) or unfinished in line:
+                wrong.append(f"{name}:{number}: {line.strip()}")
+    check_none(wrong)
+
+
+def test_no_test_sleeps_skips_or_expects_to_fail() -> None:
+    wrong = []
+    for module in suite():
+        wrong += [module.at(node) for node, name in imports(module.tree) if name == "time.sleep"]
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute):
+                dotted = ast.unparse(node)
+                if dotted == "time.sleep" or re.fullmatch(r"pytest\.(mark\.)?(skip|skipif|xfail|importorskip)", dotted):
+                    wrong.append(f"{module.at(node)}: {dotted}")
+    check_none(wrong)
+
+
+def proves_something(function: ast.AST, helpers: dict[str, ast.AST], seen: frozenset[str] = frozenset()) -> bool:
+    """Whether it asserts, expects an exception, or calls a helper that does; `check_…` is taken at its word."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            last = called.split(".")[-1]
+            if called in ("pytest.raises", "pytest.warns") or last.startswith(("check_", "assert_")):
+                return True
+            helper = helpers.get(last)
+            if helper is not None and last not in seen and proves_something(helper, helpers, seen | {last}):
+                return True
+    return False
+
+
+def test_every_test_proves_something() -> None:
+    wrong = []
+    for module in suite():
+        helpers: dict[str, ast.AST] = {node.name: node for node in functions(module.tree)}
+        named = [node for node in functions(module.tree) if node.name.startswith("test_")]
+        wrong += [f"{module.at(node)}: {node.name}" for node in named if not proves_something(node, helpers)]
+    check_none(wrong)
+
+
+def test_the_examples_in_docstrings_run() -> None:
+    with_examples = [module.dotted for module in source() if ">>> " in module.text]
+    results = {name: doctest.testmod(importlib.import_module(f"redrive.{name}")) for name in with_examples}
+    check_none([f"{name}: {result.failed} failed" for name, result in results.items() if result.failed])
+    assert sum(result.attempted for result in results.values()) > 0
+
+
+def test_every_exception_to_the_rules_is_still_needed() -> None:
+    names = [module.name for module in source()]
+    used = {(module.part, name.split(".")[0]) for module in source() for _, name in our_imports(module)}
+    assert set(LAYER_EXCEPTIONS) - used == set(), "remove it from LAYER_EXCEPTIONS"
+    planned = {"runner/call.py", "runner/supervise.py", "observe/", "cli/__init__.py"}
+    stale = [prefix for prefix in set(BROAD_EXCEPT) - planned if not any(name.startswith(prefix) for name in names)]
+    check_none(stale, "remove it from BROAD_EXCEPT")
+
+
+def test_the_helpers_of_this_file_see_what_they_should() -> None:
+    tree = ast.parse(
+        """
+import a
+from b import c
+if TYPE_CHECKING:
+    import d
+else:
+    import e
+try:
+    import f
+except ImportError:
+    import g
+class K:
+    import h
+    def open(self): import i
+    def _hidden(self): ...
+    @property
+    def shown(self): ...
+try: ...
+except (OSError, Exception): raise
+def helper(): assert True
+def test_one(): helper()
+def test_two(): helper
+"""
+    )
+    functions_by_name: dict[str, ast.AST] = {node.name: node for node in functions(tree)}
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    assert [name for _, name in imports_at_start(tree)] == ["a", "b.c", "e", "f", "g", "h"]
+    assert {name for _, name in imports(tree)} == {"a", "b.c", "d", "e", "f", "g", "h", "i"}
+    assert [public_methods(node) for node in classes] == [{"open"}]
+    assert [is_broad(handler) for handler in handlers] == [False, True]
+    assert proves_something(functions_by_name["test_one"], functions_by_name)
+    assert not proves_something(functions_by_name["test_two"], functions_by_name)
