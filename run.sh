@@ -61,8 +61,8 @@ wanted() { pwd; cat pyproject.toml; }
 is_installed() { [ -f ".venv/.installed-$1" ] && [ "$(wanted)" = "$(cat ".venv/.installed-$1")" ]; }
 
 install() {  # install NAME REQUIREMENT [NAME THAT INCLUDES IT]
+    if is_recent "$python" && { is_installed "$1" || is_installed "${3:-$1}"; }; then return; fi
     if ! is_recent "$python" || ! "$python" -m pip --version >/dev/null 2>&1; then make_venv; fi
-    if is_installed "$1" || is_installed "${3:-$1}"; then return; fi
     say "installing $2"
     "$python" -m pip install --quiet --disable-pip-version-check --editable "$2"
     wanted >".venv/.installed-$1"
