@@ -1,5 +1,52 @@
-"""Every event applied exactly once and in key order, or kept, shown, and sent round again."""
+"""redrive: every event is applied exactly once and in key order, or is kept and shown to you.
+
+>>> from redrive import App
+"""
 
 from __future__ import annotations
 
+import sqlite3
+
+from redrive.app import App
+from redrive.context import Ctx, Tx
+from redrive.errors import (
+    EventError,
+    IdConflict,
+    Ignore,
+    RedriveError,
+    Reject,
+    RetryLater,
+    StoreError,
+    UsageError,
+    VersionConflict,
+)
+from redrive.event import Event
+from redrive.policy.retry import conflicts, no_retry, retry
+from redrive.policy.rules import rules
+from redrive.sources.log import Log
+from redrive.types import event
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "Ctx",
+    "Event",
+    "EventError",
+    "IdConflict",
+    "Ignore",
+    "Log",
+    "RedriveError",
+    "Reject",
+    "RetryLater",
+    "StoreError",
+    "Tx",
+    "UsageError",
+    "VersionConflict",
+    "conflicts",
+    "event",
+    "no_retry",
+    "retry",
+    "rules",
+    "sqlite3",
+]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import force_setattr
 
 from redrive.codec import NOT_JSON
 from redrive.errors import EventError, Undecodable
@@ -52,15 +54,15 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, repr_omit_defa
     headers_raw: bytes | None
     data_raw: bytes
     types: EventTypes
-    _data: Any = msgspec.UNSET
+    _data: Any = UNSET
 
     @property
     def data(self) -> T_co:
         """The decoded payload; raises Undecodable if it does not fit the event's type."""
         data = self._data
-        if data is msgspec.UNSET:
+        if data is UNSET:
             data = self.types.decode(self.type, self.schema, self.data_raw)
-            msgspec.structs.force_setattr(self, "_data", data)
+            force_setattr(self, "_data", data)
         return data  # type: ignore[no-any-return]
 
     @property
@@ -133,6 +135,8 @@ class NewEvent(NamedTuple):
     headers_raw: bytes | None
     data_raw: bytes
     expected_version: int | None = None
+    may_repeat: bool = True  # the id was given, so it may be stored already
+    derived: bool = False  # an emission: one that is stored already is left as it is
 
 
 def new_id(now_s: float, dice: Random) -> str:

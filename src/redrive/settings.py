@@ -192,7 +192,7 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
         if "size" in marks and isinstance(value, str) and not value.isdecimal():
             value = size(value)
         return msgspec.convert(value, hint, strict=not from_text)
-    except ValueError as error:  # msgspec.ValidationError is one
+    except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{origin}: `{'.'.join(name)}`: {error} (found {value!r})") from error
 
 

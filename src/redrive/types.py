@@ -7,31 +7,28 @@ registries only, never imported: what is stored cannot choose what runs.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import msgspec
-
-from redrive.codec import check_bounds, decode_json, encode_data, is_model, is_pydantic, not_json
-from redrive.errors import EventError, Undecodable, UsageError
+from redrive.codec import encode_data, is_model
+from redrive.errors import EventError, UsageError
 from redrive.event import check_type
+from redrive.reader import DATA_ERRORS, Reader, Upcast, make_decoder
 
 C = TypeVar("C", bound=type)
-Upcast = Callable[[Any], Any]
 
 MARK = "__redrive_event__"
-# What a function of the user's may raise because of the data it was given. Anything else (the disk, the network)
-# is not the data's fault and is left to the retry rules.
-_DATA_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
+_PLAIN_MAX = 1_000  # type names remembered as plain JSON; they come from outside, so their number must be bounded
 
 _marked: dict[str, list[type]] = {}  # every decorated class of the process, by event type
+_marks = 0  # grows with each decoration, so that registries notice
 
 
 def event(name: str, *, schema: int = 1) -> Callable[[C], C]:
     """Give a msgspec Struct, dataclass or pydantic model the event type it stands for.
 
+    >>> import msgspec
     >>> @event("doc.placed", schema=2)
     ... class Placed(msgspec.Struct):
     ...     cents: int
@@ -45,14 +42,15 @@ def event(name: str, *, schema: int = 1) -> Callable[[C], C]:
     _check_schema(schema, f"@event({name!r}, schema={schema!r})")
 
     def mark(cls: C) -> C:
+        global _marks
         if not (isinstance(cls, type) and is_model(cls)):
             raise UsageError(
                 f"@event({name!r}) needs a msgspec Struct, a dataclass or a pydantic model, and {cls!r} is none; "
                 "with a dataclass, write @event above @dataclass"
             )
         setattr(cls, MARK, (name, schema))
-        others = [other for other in _marked.get(name, ()) if not _same(other, cls)]
-        _marked[name] = [*others, cls]
+        _marked[name] = [*(other for other in _marked.get(name, ()) if not _same(other, cls)), cls]
+        _marks += 1
         return cls
 
     return mark
@@ -64,7 +62,8 @@ class EventTypes:
     def __init__(self) -> None:
         self._classes: dict[str, type] = {}
         self._upcasts: dict[str, dict[int, Upcast]] = {}
-        self._readers: dict[str, _Reader] = {}
+        self._readers: dict[str, Reader] = {}
+        self._seen = _marks
 
     def register(self, cls: type) -> None:
         """Make `cls` the class of its event type here, whoever else claims the name in this process."""
@@ -75,9 +74,8 @@ class EventTypes:
                 f"event type {name!r} is claimed by {_show(known)} and {_show(cls)}: "
                 "keep one class and bring old data up to date with @app.upcast"
             )
-        if known is not cls:
-            self._classes[name] = cls
-            self._readers.pop(name, None)
+        self._classes[name] = cls
+        self._readers.pop(name, None)
 
     def name_of(self, cls: type) -> str:
         """The event type of a decorated class, which is registered by this."""
@@ -96,158 +94,63 @@ class EventTypes:
 
     def schema_of(self, name: str) -> int:
         """The schema new events of this type are stored with."""
-        cls = self._class_of(name)
-        if cls is not None:
-            return _mark_of(cls)[1]
-        return max(self._upcasts.get(name, ()), default=0) + 1
+        return self._reader(name).schema
 
     def encode(self, value: Any, name: str | None = None) -> tuple[str | None, int, bytes]:
         """Type, schema and bytes of a value; without a decorated class the type is `name`, as given."""
-        mark = type(value).__dict__.get(MARK)
+        cls = type(value)
+        mark = cls.__dict__.get(MARK)
         if mark is None:
-            return name, 1 if name is None else self.schema_of(name), encode_data(value)
+            return name, 1 if name is None else self._reader(name).schema, encode_data(value)
         if name is not None and name != mark[0]:
-            raise EventError(f"{_show(type(value))} is {mark[0]!r} and cannot be appended as {name!r}")
-        self.register(type(value))
+            raise EventError(f"{_show(cls)} is {mark[0]!r} and cannot be appended as {name!r}")
+        if self._classes.get(mark[0]) is not cls:
+            self.register(cls)
         return mark[0], mark[1], encode_data(value)
 
     def decode(self, name: str, schema: int, raw: bytes) -> Any:
         """The data of a stored event, as its class or as plain JSON values; Undecodable says why not."""
-        reader = self._readers.get(name)
-        if reader is None:
-            if name not in _marked and name not in self._upcasts:
-                try:
-                    return decode_json(raw)
-                except Undecodable as error:
-                    raise Undecodable(f"{name}: {error}") from None
-            reader = self._readers[name] = self._reader(name)
-        return reader.read(schema, raw)
+        reader = self._reader(name)
+        try:
+            if reader.plain or schema == reader.schema:
+                return reader.decode(raw)
+            return reader.decode(reader.lift(schema, raw))
+        except DATA_ERRORS as error:
+            raise reader.undecodable(schema, raw, error) from error.__cause__
 
     def check(self) -> None:
         """Build what decoding will need, so that a wrong class or a missing upcast stops the start, not an event."""
-        for name in {*self._classes, *self._upcasts}:
-            reader = self._readers[name] = self._reader(name)
-            late = sorted(n for n in reader.upcasts if n >= reader.schema)
-            if late:
-                raise UsageError(
-                    f"upcast({name!r}, {late[0]}) leads past schema {reader.schema}: raise schema= of the class"
-                )
-            first = min(reader.upcasts, default=reader.schema)
-            gaps = [n for n in range(first, reader.schema) if n not in reader.upcasts]
-            if gaps:
-                raise UsageError(
-                    f"event type {name!r} has no upcast from schema {gaps[0]}: add @app.upcast({name!r}, {gaps[0]})"
-                )
+        for name in sorted({*self._classes, *self._upcasts}):
+            self._reader(name).check_chain()
 
-    def _class_of(self, name: str) -> type | None:
-        cls = self._classes.get(name)
-        if cls is not None:
-            return cls
-        claims = _marked.get(name, ())
-        newest = max((_mark_of(claim)[1] for claim in claims), default=0)
-        found = [claim for claim in claims if _mark_of(claim)[1] == newest]
-        if len(found) > 1:
-            raise UsageError(
-                f"event type {name!r} is claimed by {_show(found[0])} and {_show(found[1])}: register one of them"
-            )
-        return found[0] if found else None
+    def _reader(self, name: str) -> Reader:
+        if self._seen != _marks:
+            self._seen = _marks
+            self._readers.clear()
+        reader = self._readers.get(name)
+        return self._new_reader(name) if reader is None else reader
 
-    def _reader(self, name: str) -> _Reader:
-        cls = self._class_of(name)
-        return _Reader(name, self.schema_of(name), self._upcasts.get(name, {}), _decoder(cls))
+    def _new_reader(self, name: str) -> Reader:
+        cls = self._classes.get(name) or _newest(name)
+        upcasts = self._upcasts.get(name, {})
+        schema = _mark_of(cls)[1] if cls else max(upcasts, default=0) + 1
+        reader = Reader(name, schema, upcasts, make_decoder(cls), plain=cls is None and not upcasts)
+        if not reader.plain or len(self._readers) < _PLAIN_MAX:
+            self._readers[name] = reader
+        return reader
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Reader:
-    """How one event type is read: the schema it should have, the steps towards it, and the class at the end."""
-
-    name: str
-    schema: int
-    upcasts: dict[int, Upcast]
-    decode: Callable[[bytes], Any]
-
-    def read(self, schema: int, raw: bytes) -> Any:
-        try:
-            if schema != self.schema:
-                raw = self._lift(schema, raw)
-            else:
-                check_bounds(raw, Undecodable)
-            return self.decode(raw)
-        except Undecodable as error:
-            raise Undecodable(f"{self.name} (schema {schema}): {error}") from error.__cause__
-        except UnicodeDecodeError as error:
-            raise Undecodable(f"{self.name} (schema {schema}): {not_json(error)}") from None
-        except _DATA_ERRORS as error:
-            raise Undecodable(f"{self.name} (schema {schema}): {_reason(error)}") from None
-
-    def _lift(self, schema: int, raw: bytes) -> bytes:
-        if schema > self.schema:
-            raise Undecodable(
-                f"this program knows it up to schema {self.schema} only: deploy the newer version, then replay"
-            )
-        data = decode_json(raw)
-        for step in range(schema, self.schema):
-            if step not in self.upcasts:
-                raise Undecodable(f"there is no upcast from schema {step}: add @app.upcast({self.name!r}, {step})")
-            try:
-                data = self.upcasts[step](data)
-            except _DATA_ERRORS as error:
-                raise Undecodable(f"the upcast from schema {step} failed: {_reason(error)}") from error
-            if data is None:
-                raise Undecodable(f"the upcast from schema {step} returned None: return the new data")
-        try:
-            return encode_data(data)
-        except EventError as error:
-            raise Undecodable(f"after the upcasts: {error}") from None
-
-
-def _decoder(cls: type | None) -> Callable[[bytes], Any]:
-    if cls is None:
-        return decode_json
-    try:
-        if is_pydantic(cls):
-            return _pydantic_decoder(cls)
-        return msgspec.json.Decoder(cls, dec_hook=_custom).decode
-    except (TypeError, NameError) as error:
-        raise UsageError(f"{_show(cls)} cannot be read from JSON: {error}") from error
-
-
-def _pydantic_decoder(cls: type) -> Callable[[bytes], Any]:
-    from pydantic import TypeAdapter, ValidationError
-
-    validate: Callable[[bytes], Any] = TypeAdapter(cls).validate_json
-
-    def decode(raw: bytes) -> Any:
-        decode_json(raw)  # pydantic's own reader lets NaN pass
-        try:
-            return validate(raw)
-        except ValidationError as error:
-            # Its own text quotes the input; the reason of a letter must not.
-            first = error.errors(include_url=False, include_input=False, include_context=False)[:3]
-            raise Undecodable("; ".join(f"{_path(item['loc'])}: {item['msg']}" for item in first)) from None
-
-    return decode
-
-
-def _custom(cls: type, value: Any) -> Any:
-    """A field of a Struct or dataclass that msgspec does not know."""
-    if is_pydantic(cls):
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(cls).validate_python(value)
-    raise TypeError(f"a field of type {cls.__qualname__} cannot be read from JSON: use a pydantic model for it")
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, msgspec.ValidationError):
-        return str(error)
-    if isinstance(error, msgspec.DecodeError):
-        return not_json(error)
-    return f"{type(error).__name__}: {error}"
+def _newest(name: str) -> type | None:
+    """The decorated class of the highest schema, for registries that were not told which one to use."""
+    claims = _marked.get(name, ())
+    top = max((_mark_of(claim)[1] for claim in claims), default=0)
+    found = [claim for claim in claims if _mark_of(claim)[1] == top]
+    if len(found) > 1:
+        raise UsageError(
+            f"event type {name!r} is claimed by {_show(found[0])} and {_show(found[1])}: "
+            "use one of them as the type of a subscription, or rename one"
+        )
+    return found[0] if found else None
 
 
 def _mark_of(cls: type) -> tuple[str, int]:
@@ -267,9 +170,9 @@ def _same(one: type, other: type) -> bool:
 
 
 def _show(thing: Any) -> str:
-    return f"{thing.__module__}.{thing.__qualname__}"
+    return f"{thing.__module__}.{getattr(thing, '__qualname__', thing)}"
 
 
 def _check_schema(schema: int, what: str) -> None:
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+    if not isinstance(schema, int) or isinstance(schema, bool) or not 1 <= schema <= 1_000_000:
         raise UsageError(f"{what}: a schema is a whole number from 1 up")

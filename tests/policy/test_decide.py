@@ -235,8 +235,14 @@ def test_retry_later_spends_attempts_so_it_ends() -> None:
     postponed = out.Postponed(FAILURE, 1.0)
     assert told(postponed, retry(attempts=3), attempt=3) == act.Bury(act.ATTEMPTS_EXHAUSTED, FAILURE)
     assert told(postponed, no_retry) == act.Bury(act.ATTEMPTS_EXHAUSTED, FAILURE)
-    assert told(postponed, retry(types="other"), attempt=5) == act.Bury(act.ATTEMPTS_EXHAUSTED, FAILURE)
-    assert isinstance(told(postponed, retry(types="other"), attempt=4), act.Park)
+
+
+def test_retry_later_spends_the_attempts_of_the_rule_for_its_type_or_else_of_the_default_rule() -> None:
+    postponed, other = out.Postponed(FAILURE, 1.0), retry(attempts=9, types="other")
+    assert isinstance(told(postponed, other, retry(attempts=3), attempt=2), act.Park)
+    assert isinstance(told(postponed, other, retry(attempts=3), attempt=3), act.Bury)
+    assert isinstance(told(postponed, other, attempt=4), act.Park)
+    assert isinstance(told(postponed, other, attempt=5), act.Bury)
 
 
 def test_a_rule_for_a_type_speaks_only_about_that_type() -> None:

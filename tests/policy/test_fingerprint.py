@@ -106,3 +106,7 @@ def test_examples_of_what_is_taken_out() -> None:
 
 def test_a_very_long_message_is_read_only_so_far() -> None:
     assert len(normalise("x " * 1_000_000)) <= 500
+
+
+def test_a_fingerprint_is_the_same_on_every_machine_and_python_because_it_is_stored() -> None:
+    assert fingerprint("shop.Declined", STACK, "carte n° 17 refusée") == "cb1437883b04"

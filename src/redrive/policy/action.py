@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from redrive.policy.outcome import Failure
 
 # Why a letter exists. Stored, shown and filtered by: these words are part of the format.
+FAILING = "failing"  # an attempt failed and there are more to come
 REJECTED = "rejected"  # the function raised Reject
 UNDECODABLE = "undecodable"  # the bytes do not fit the type
 BAD_KEY = "bad_key"  # no usable key, so a lane of its own
@@ -20,7 +21,7 @@ PERMANENT = "permanent"  # an error that trying again cannot cure
 CRASHED_WORKER = "crashed_worker"  # the process died with it, alone, too often
 BEHIND_HEAD = "behind_head"  # waits for an earlier letter of its lane; nothing is wrong with it
 
-REASONS = (REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BEHIND_HEAD)
+REASONS = (FAILING, REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BEHIND_HEAD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,86 @@
+"""Time, chance and identity: the only door through which the engine sees the machine.
+
+Tests and the simulator hand in their own `Env`; nothing else imports `time` or `random`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time for due times and leases, monotonic time for durations."""
+
+    def now(self) -> float: ...
+    def monotonic(self) -> float: ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
+
+
+def boot_id() -> str:
+    """Changes when the machine restarts; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    """Pids mean nothing across containers: the pid namespace is part of who we are."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname()
+
+
+def _started(pid: int) -> str:
+    """When a process started, in ticks since boot: tells a reused pid from the process we knew."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def owner_id() -> str:
+    """Who holds a lease: host, boot, namespace, pid, start. One per process."""
+    pid = os.getpid()
+    return "|".join((socket.gethostname(), boot_id(), _namespace(), str(pid), _started(pid)))
+
+
+def is_dead(owner: str) -> bool:
+    """Is this owner a process of this machine that no longer exists? False when nobody can tell."""
+    try:
+        host, boot, namespace, pid, started = owner.split("|")
+        if (host, boot, namespace) != (socket.gethostname(), boot_id(), _namespace()) or not boot:
+            return False
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, PermissionError, OverflowError):
+        return False
+    return started != _started(int(pid))
+
+
+@dataclass(slots=True)
+class Env:
+    """What an engine is given: clocks, dice, and who it is."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    dice: random.Random = field(default_factory=random.Random)
+    owner: str = field(default_factory=owner_id)
+    boot: str = field(default_factory=boot_id)
+
+    def owner_is_dead(self, owner: str) -> bool:
+        """May a lease be taken before it lapses?"""
+        return is_dead(owner)

@@ -1,0 +1,203 @@
+"""What a function is handed beside its event: `Tx` inside a transaction, `Ctx` for a handler.
+
+Neither writes by itself: `Tx.execute` is the driver's own, `Ctx` collects effects that the
+settling transaction applies, all or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from redrive.codec import encode_data
+from redrive.draft import draft
+from redrive.errors import EventError, UsageError
+from redrive.event import Event, NewEvent, emission_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redrive.clock import Env
+    from redrive.types import EventTypes
+
+SAME_KEY: Any = object()  # the default of emit's key: the one being handled
+
+
+class Emission(NamedTuple):
+    """An event to append in the settling transaction."""
+
+    log: str
+    event: NewEvent
+
+
+class Escalate(BaseException):
+    """A projection emitted on a connection that a power cut may roll back: run it again on the durable one.
+
+    Not an Exception: a user's `except Exception` must not swallow it.
+    """
+
+
+class Tx:
+    """An open transaction. `execute` takes `:name` parameters; `connection` is the raw driver's."""
+
+    __slots__ = ("_emit", "connection", "execute")
+
+    def __init__(self, connection: Any, emit: Callable[..., None] | None = None) -> None:
+        self.connection = connection
+        self.execute: Callable[..., Any] = connection.execute  # bound once: the hot path of every projection
+        self._emit = emit
+
+    def emit(
+        self,
+        log: Any,
+        type: Any,
+        data: Any = None,
+        *,
+        key: str | None = SAME_KEY,
+        headers: Mapping[str, str] | None = None,
+        expected_version: int | None = None,
+    ) -> None:
+        """Append to a log in this transaction, once for this event however often it is tried."""
+        if self._emit is None:
+            raise UsageError("emit belongs to projections; here, use log.append(…, tx=tx)")
+        self._emit(log, type, data, key, headers, expected_version)
+
+
+class Emitter:
+    """Makes emissions of one subscription, with ids derived from the event and the order of the calls."""
+
+    __slots__ = ("_env", "_subscription", "_types")
+
+    def __init__(self, subscription: str, types: EventTypes, env: Env) -> None:
+        self._subscription, self._types, self._env = subscription, types, env
+
+    def make(
+        self,
+        event: Event[Any],
+        ordinal: int,
+        log: Any,
+        type: Any,
+        data: Any,
+        *,
+        key: str | None,
+        headers: Mapping[str, str] | None,
+        expected_version: int | None,
+    ) -> Emission:
+        """Check and encode now, so that an error surfaces in the function that made it."""
+        name = getattr(log, "name", None)
+        if not isinstance(name, str):
+            raise UsageError(f"emit takes a log as its first argument, not {log!r}")
+        made = draft(
+            self._types, self._env, type, data, key=key, headers=headers, expected_version=expected_version, id="-"
+        )
+        return Emission(name, made._replace(id=emission_id(self._subscription, event.id, ordinal), derived=True))
+
+
+class Ctx:
+    """A handler's way to ask for effects; they commit together with the event, or not at all.
+
+    >>> @app.on(logins, key_by="user", start="first")
+    ... def watch(event, ctx):
+    ...     ctx.state["failures"] = ctx.state.get("failures", 0) + 1
+    """
+
+    __slots__ = (
+        "_dead", "_emissions", "_emitter", "_loaded", "_loader", "_state", "_statements", "attempt", "deps", "epoch",
+        "event", "idempotency_key", "key",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        event: Event[Any],
+        key: str | None,
+        attempt: int,
+        idempotency_key: str,
+        epoch: int,
+        deps: Any,
+        loader: Callable[[str], tuple[int, bytes]],
+        emitter: Emitter,
+    ) -> None:
+        self.event, self.key, self.attempt = event, key, attempt
+        self.idempotency_key, self.epoch, self.deps = idempotency_key, epoch, deps
+        self._loader, self._emitter = loader, emitter
+        self._loaded: tuple[int, bytes] | None = None
+        self._state: dict[str, Any] = {}
+        self._emissions: list[Emission] | None = None
+        self._statements: list[tuple[str, Any]] | None = None
+        self._dead = False
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """State of this key, saved when the event is settled; left empty it is deleted."""
+        self._check_alive()
+        if self._loaded is None:
+            if self.key is None:
+                raise UsageError("ctx.state needs a key: append events with key=, or give the subscription key_by=")
+            self._loaded = self._loader(self.key)
+            self._state = msgspec.json.decode(self._loaded[1]) if self._loaded[1] else {}
+        return self._state
+
+    @state.setter
+    def state(self, value: dict[str, Any]) -> None:
+        if not isinstance(value, dict):
+            raise EventError(f"ctx.state is a dict, not {type(value).__name__}")
+        _ = self.state
+        self._state = value
+
+    def emit(
+        self,
+        log: Any,
+        type: Any,
+        data: Any = None,
+        *,
+        key: str | None = SAME_KEY,
+        headers: Mapping[str, str] | None = None,
+        expected_version: int | None = None,
+    ) -> None:
+        """Append to a log when this event is settled."""
+        self._check_alive()
+        if self._emissions is None:
+            self._emissions = []
+        chosen = self.key if key is SAME_KEY else key
+        made = self._emitter.make(
+            self.event, len(self._emissions), log, type, data,
+            key=chosen, headers=headers, expected_version=expected_version,
+        )  # fmt: skip
+        self._emissions.append(made)
+
+    def execute(self, sql: str, parameters: Any = ()) -> None:
+        """Run a statement in the settling transaction; there are no results to look at."""
+        self._check_alive()
+        if self._statements is None:
+            self._statements = []
+        self._statements.append((sql, parameters))
+
+    def effects(self) -> Effects | None:
+        """What was asked for; None if nothing was. Encodes the state, so errors in it are the function's."""
+        saved = None
+        if self._loaded is not None:
+            raw = encode_data(self._state) if self._state else b""
+            if raw != self._loaded[1]:
+                assert self.key is not None
+                saved = (self.key, self._loaded[0], raw)
+        if saved is None and self._emissions is None and self._statements is None:
+            return None
+        return Effects(tuple(self._statements or ()), tuple(self._emissions or ()), saved)
+
+    def kill(self) -> None:
+        """The function overran its timeout: whatever it still asks is refused."""
+        self._dead = True
+
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise UsageError("this ctx is dead: the function overran its timeout and its result no longer counts")
+
+
+class Effects(NamedTuple):
+    """What a handler asked of `ctx`: written in the settling transaction, all or nothing."""
+
+    statements: tuple[tuple[str, Any], ...] = ()
+    emissions: tuple[Emission, ...] = ()
+    state: tuple[str, int, bytes] | None = None  # key, the version it was read at, encoded ("" deletes)

@@ -1,0 +1,74 @@
+"""From what a user says to what a log stores: one place checks and encodes new events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from redrive.clock import Env
+from redrive.errors import EventError, UsageError
+from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers, new_id
+from redrive.types import EventTypes
+
+FIELDS = frozenset({"type", "data", "key", "id", "headers", "time", "expected_version"})
+
+
+def draft(
+    types: EventTypes,
+    env: Env,
+    kind: Any,
+    data: Any = None,
+    *,
+    key: str | None = None,
+    id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    time: datetime | None = None,
+    expected_version: int | None = None,
+) -> NewEvent:
+    """`kind` is an event type with data beside it, or an instance of a class marked by `@redrive.event`."""
+    if isinstance(kind, str):
+        name, schema, raw = types.encode(data, check_type(kind))
+    elif data is None:
+        name, schema, raw = types.encode(kind)
+    else:
+        raise UsageError("give a type and its data, or a typed event alone")
+    if name is None:
+        raise UsageError(f"{type(kind).__name__} is not an event type: mark the class with @redrive.event(name)")
+    if key is not None:
+        check_key(key)
+    if expected_version is not None:
+        if key is None:
+            raise UsageError("expected_version needs a key: versions count within a key")
+        if not isinstance(expected_version, int) or expected_version < 0:
+            raise EventError(f"expected_version is {expected_version!r}; it is 0 for a new key, else the last version")
+    now = env.clock.now()
+    return NewEvent(
+        id=new_id(now, env.dice) if id is None else check_id(id),
+        type=name,
+        key=key,
+        schema=schema,
+        time_us=int(now * 1e6) if time is None else _microseconds(time),
+        headers_raw=encode_headers(headers),
+        data_raw=raw,
+        expected_version=expected_version,
+        may_repeat=id is not None,
+    )
+
+
+def draft_item(types: EventTypes, env: Env, item: Any) -> NewEvent:
+    """One item of `append_many`: a dict with the arguments of `append`, or a typed event."""
+    if not isinstance(item, Mapping):
+        return draft(types, env, item)
+    unknown = set(item) - FIELDS
+    if unknown or "type" not in item:
+        wrong = f"unknown field {sorted(map(str, unknown))[0]!r}" if unknown else "no 'type'"
+        raise EventError(f"append_many: {wrong}; an item has {', '.join(sorted(FIELDS))}")
+    rest = {name: value for name, value in item.items() if name not in ("type", "data")}
+    return draft(types, env, item["type"], item.get("data"), **rest)
+
+
+def _microseconds(time: datetime) -> int:
+    if time.tzinfo is None:
+        raise EventError(f"time {time.isoformat()} has no time zone: write datetime.now(UTC)")
+    return round(time.timestamp() * 1e6)

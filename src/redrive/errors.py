@@ -1,0 +1,92 @@
+"""Errors, sorted by whose fault they are, and the verdicts a function may raise.
+
+`UsageError`: fix the program. `EventError`: this event; the engine decides its fate.
+`StoreError`: the world; the engine backs off and spends no attempt. `BugError`: ours; the
+subscription stops. Every message says what happened and what to do.
+"""
+
+from __future__ import annotations
+
+from redrive.units import duration
+
+
+class RedriveError(Exception):
+    """Everything redrive raises on purpose."""
+
+
+class UsageError(RedriveError):
+    """The program or its configuration is wrong; nothing was started or written."""
+
+
+class EventError(RedriveError):
+    """One event cannot be stored or processed as it is."""
+
+
+class Undecodable(EventError):
+    """The stored bytes do not fit the event's type."""
+
+
+class BadKey(EventError):
+    """`key_by` gave no usable key for this event."""
+
+
+class VersionConflict(EventError):
+    """`expected_version` did not match: somebody else wrote to the key first."""
+
+    def __init__(self, log: str, key: str | None, expected: int, actual: int) -> None:
+        super().__init__(
+            f"log {log!r}, key {key!r}: expected version {expected}, found {actual}; read the key again and retry"
+        )
+        self.log, self.key, self.expected, self.actual = log, key, expected, actual
+
+
+class IdConflict(EventError):
+    """An event with this id is stored already, with other content."""
+
+
+class StoreError(RedriveError):
+    """The store did not do what was asked; nothing was decided about any event."""
+
+
+class StoreBusy(StoreError):
+    """Somebody else held the write lock for too long."""
+
+
+class CommitUnknown(StoreError):
+    """COMMIT was sent and no answer came: it may have happened. Look before acting."""
+
+
+class Fenced(StoreError):
+    """Another worker owns the subscription now; nothing of ours was written."""
+
+
+class Halted(StoreError):
+    """The subscription must not go on until somebody looked; the message says why."""
+
+
+class BugError(RedriveError):
+    """redrive itself is wrong. Please report it."""
+
+
+class Verdict(Exception):
+    """What a function raises to say what it means; not a failure of the function."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Reject(Verdict):
+    """This event can never be processed: a dead letter at once, no retry."""
+
+
+class Ignore(Verdict):
+    """This event needs no processing: settled, counted as ignored, effects dropped."""
+
+
+class RetryLater(Verdict):
+    """Not now: try again after the given time. Spends an attempt, so it ends."""
+
+    def __init__(self, after: str | float = "", reason: str = "") -> None:
+        super().__init__(reason)
+        self.after = duration(after) if after != "" else None

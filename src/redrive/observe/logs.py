@@ -1,0 +1,82 @@
+"""Signals as log lines on the stdlib logger `redrive`: one line per fact, JSON or text, never a payload."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from redrive.observe import signals as sig
+from redrive.observe.signals import Signal, Signals
+
+logger = logging.getLogger("redrive")
+
+_LEVELS: dict[type[Signal], int] = {
+    sig.Appended: logging.DEBUG,
+    sig.Settled: logging.DEBUG,
+    sig.Retried: logging.WARNING,
+    sig.Buried: logging.ERROR,
+    sig.Discarded: logging.WARNING,
+    sig.Halted: logging.ERROR,
+    sig.HandlerStuck: logging.ERROR,
+    sig.LeaseLost: logging.WARNING,
+    sig.LaneFull: logging.ERROR,
+    sig.RuleBroken: logging.ERROR,
+}
+
+
+def name_of(signal: Signal) -> str:
+    """`LeaseTaken` is `lease.taken` in logs."""
+    name = type(signal).__name__
+    return "".join(f".{c.lower()}" if c.isupper() else c for c in name).lstrip(".")
+
+
+class LogListener:
+    """Writes signals to the logger."""
+
+    def __call__(self, signals: Sequence[Signal]) -> None:
+        for signal in signals:
+            level = _LEVELS.get(type(signal), logging.INFO)
+            if logger.isEnabledFor(level):
+                name = name_of(signal)
+                fields = asdict(signal)
+                text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
+                logger.log(level, "%s %s", name, text, extra={"redrive": {"signal": name, **fields}})
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return json.dumps(text) if " " in text or not text.isprintable() else text
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line; control characters are escaped by JSON itself."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        fields = getattr(record, "redrive", None)
+        line |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_to_stderr(signals: Signals, log_format: str) -> None:
+    """What `app.run()` sets up, unless the program configured logging for `redrive` itself."""
+    if not any(isinstance(listener, LogListener) for listener in signals._listeners):
+        signals.listen(LogListener())
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

@@ -1,0 +1,245 @@
+"""Signals: every fact the engine knows, as a typed value, handed to listeners per batch.
+
+Listeners run on a thread of their own behind a bounded queue: one that raises, blocks or is slow
+loses signals (counted), never an event. No signal carries a payload.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+QUEUE_MAX = 10_000  # batches of signals; beyond it the newest are dropped and counted
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Something happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended(Signal):
+    """Events were stored."""
+
+    log: str
+    count: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Signal):
+    """A settling transaction committed: how many events met which fate, and how long it took."""
+
+    subscription: str
+    applied: int
+    ignored: int
+    position: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failing(Signal):
+    """Common to the fates of one failed event."""
+
+    subscription: str
+    event_id: str
+    type: str
+    position: int
+    letter: int
+    attempt: int
+    error_type: str
+    error_message: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retried(Failing):
+    """An attempt failed; the next is due after `delay` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Buried(Failing):
+    """A dead letter: attempts are over."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded(Failing):
+    """Dropped because an explicit rule asked for it."""
+
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(Signal):
+    """Events queued behind the head of their lane."""
+
+    subscription: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered(Signal):
+    """A letter was applied: by a retry, a replay, or because its head was settled."""
+
+    subscription: str
+    event_id: str
+    letter: int
+    attempt: int
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operated(Signal):
+    """An operator replayed, discarded, edited, resolved, reset … something."""
+
+    action: str
+    subscription: str
+    target: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTaken(Signal):
+    """This process owns the subscription now."""
+
+    subscription: str
+    epoch: int
+    unclean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReleased(Signal):
+    """Handed over gracefully."""
+
+    subscription: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(Signal):
+    """Another owner took over; nothing of ours was written since."""
+
+    subscription: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halted(Signal):
+    """The subscription stopped by itself; it tries again after `wait` seconds."""
+
+    subscription: str
+    reason: str
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Signal):
+    """A halted subscription works again."""
+
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerStuck(Signal):
+    """A function overran its timeout and cannot be stopped; its key stays busy until it returns."""
+
+    subscription: str
+    event_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFull(Signal):
+    """Intake waits: a key holds as many letters as a lane may."""
+
+    subscription: str
+    lane: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RuleBroken(Signal):
+    """A keep or discard rule could not answer, so the letter was kept."""
+
+    subscription: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping(Signal):
+    """The worker was asked to stop."""
+
+    why: str
+
+
+ALL: tuple[type[Signal], ...] = (
+    Appended, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken, LeaseReleased, LeaseLost,
+    Halted, Resumed, HandlerStuck, LaneFull, RuleBroken, Stopping,
+)  # fmt: skip
+
+Listener = Callable[[Sequence[Signal]], Any]
+
+
+class Signals:
+    """Hands batches of signals to listeners, away from the engine's threads."""
+
+    def __init__(self, *, inline: bool = False) -> None:
+        self._listeners: list[Listener] = []
+        self._queue: queue.Queue[Callable[[], Any] | None] = queue.Queue(QUEUE_MAX)
+        self._thread: threading.Thread | None = None
+        self._inline = inline
+        self.dropped = 0
+
+    def listen(self, listener: Listener) -> Listener:
+        """Add a listener; it gets a sequence of signals per batch."""
+        self._listeners.append(listener)
+        return listener
+
+    def tell(self, signals: Iterable[Signal]) -> None:
+        """Hand over what happened; never blocks, never raises."""
+        batch = tuple(signals)
+        if batch and self._listeners:
+            for listener in self._listeners:
+                self.call(listener, batch)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run a user's hook where it can do no harm."""
+        if self._inline:
+            _quietly(function, arguments)
+            return
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._loop, name="redrive-signals", daemon=True)
+            self._thread.start()
+        try:
+            self._queue.put_nowait(lambda: _quietly(function, arguments))
+        except queue.Full:
+            self.dropped += 1
+
+    def flush(self, timeout: float) -> None:
+        """Wait until what was told has been heard, at most so long."""
+        if self._thread is not None and self._thread.is_alive():
+            heard = threading.Event()
+            try:
+                self._queue.put_nowait(heard.set)
+            except queue.Full:
+                return
+            heard.wait(timeout)
+
+    def _loop(self) -> None:
+        while (run := self._queue.get()) is not None:
+            run()
+
+
+def _quietly(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        function(*arguments)
+    except Exception:  # the user's code; the engine goes on
+        logging.getLogger("redrive").exception("a listener or on_error hook raised; processing goes on")

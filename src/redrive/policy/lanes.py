@@ -1,0 +1,110 @@
+"""Lanes: which keys are held back, by which letter, and what is due when.
+
+The owner's cache of the open letters. A head is computed (the open letter with the lowest
+position of its lane), never stored. It must change only after the commit that changed the store.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from redrive.policy.lease import rebase
+
+
+class Head(NamedTuple):
+    """The letter a lane waits for."""
+
+    position: int
+    letter: int
+    state: str
+    due_at: float
+    due_set_at: float
+    delay: float
+    rev: int
+    attempts: int
+    replaying: int
+    edits: int
+
+
+class Lanes:
+    """Open letters of one subscription, by lane; letters without a lane wait for nobody."""
+
+    __slots__ = ("_due", "_heads", "_loose", "_sizes")
+
+    def __init__(self, rows: Iterable[tuple[str | None, Head, int]] = (), *, now: float = 0.0, delay_max: float = 0.0):
+        self._heads: dict[str, Head] = {}
+        self._loose: dict[int, Head] = {}
+        self._sizes: dict[str, int] = {}
+        self._due: list[tuple[float, int, str | None]] = []
+        for lane, stored, size in rows:
+            head = stored
+            if stored.state == "retrying" and stored.due_set_at > now:  # the wall clock ran backwards
+                due_at = rebase(stored.due_at, stored.due_set_at, stored.delay, now, delay_max)
+                head = stored._replace(due_at=due_at)
+            self.put(lane, head, size)
+
+    def __bool__(self) -> bool:
+        return bool(self._heads)
+
+    def parked(self, lane: str | None) -> bool:
+        """Does the lane have a head, so that later events must queue behind it?"""
+        return lane is not None and lane in self._heads
+
+    @property
+    def names(self) -> dict[str, Head]:
+        """The parked lanes; read only, for a fast membership test."""
+        return self._heads
+
+    def size(self, lane: str | None) -> int:
+        """How many open letters the lane holds."""
+        return 0 if lane is None else self._sizes.get(lane, 0)
+
+    def head(self, lane: str | None, letter: int) -> Head | None:
+        """The current head, if it still is this letter."""
+        found = self._loose.get(letter) if lane is None else self._heads.get(lane)
+        return found if found is not None and found.letter == letter else None
+
+    def put(self, lane: str | None, head: Head | None, grown: int = 0) -> None:
+        """The lane's head is this one now (None: the lane is free), and its size changed by `grown`."""
+        if lane is not None:
+            size = self._sizes.get(lane, 0) + grown
+            if head is None:
+                self._heads.pop(lane, None)
+                self._sizes.pop(lane, None)
+                return
+            self._heads[lane] = head
+            self._sizes[lane] = max(size, 1)
+        elif head is not None and head.state == "retrying":
+            self._loose[head.letter] = head
+        if head is not None and head.state == "retrying":
+            heapq.heappush(self._due, (head.due_at, head.letter, lane))
+
+    def drop_loose(self, letter: int) -> None:
+        """A letter in a lane of its own is settled or dead: nothing waits for it."""
+        self._loose.pop(letter, None)
+
+    def grow(self, lane: str, followers: int) -> None:
+        """More letters queued behind the head."""
+        self._sizes[lane] = self._sizes.get(lane, 0) + followers
+
+    def take_due(self, now: float, limit: int) -> list[tuple[str | None, Head]]:
+        """Heads whose time has come, the longest overdue first. Give back by `put` what was not run."""
+        due: list[tuple[str | None, Head]] = []
+        while self._due and len(due) < limit and self._due[0][0] <= now:
+            due_at, letter, lane = heapq.heappop(self._due)
+            head = self.head(lane, letter)
+            if head is not None and head.state == "retrying" and head.due_at == due_at:
+                due.append((lane, head))
+        return due
+
+    def next_due(self) -> float | None:
+        """When the next head is due; None if nothing has a due time."""
+        while self._due:
+            due_at, letter, lane = self._due[0]
+            head = self.head(lane, letter)
+            if head is not None and head.state == "retrying" and head.due_at == due_at:
+                return due_at
+            heapq.heappop(self._due)  # superseded by a later put
+        return None

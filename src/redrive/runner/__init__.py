@@ -1,0 +1,1 @@
+"""The moving parts: loops that take in, call, decide and settle."""

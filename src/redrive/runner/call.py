@@ -1,0 +1,94 @@
+"""Calling a user's function and saying what came of it. Nothing a function raises escapes from here."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from redrive.errors import BadKey, Ignore, Reject, RetryLater, Undecodable, VersionConflict
+from redrive.policy import outcome as out
+from redrive.policy.fingerprint import fingerprint
+from redrive.policy.outcome import Failure, Outcome
+
+TEXT_MAX = 8192  # bytes of an error's text that a letter keeps; an exception may hold 100 MB
+FRAMES_MAX = 50
+
+IsTheWorld = Callable[[BaseException], bool]
+
+
+def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
+    """An exception as text, built defensively: `__str__` may raise, lie or be endless."""
+    cls = type(error)
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    message = _text(error, limit)
+    frames = [
+        (str(frame.f_globals.get("__name__", "?")), frame.f_code.co_name) for frame in _frames(error.__traceback__)
+    ]
+    return Failure(_storable(name, 200), message, _trace(error, message, limit), fingerprint(name, frames, message))
+
+
+def _text(error: BaseException, limit: int) -> str:
+    try:
+        return _storable(str(error), limit)
+    except Exception as broken:
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _storable(text: str, limit: int) -> str:
+    """Cut to a number of bytes of valid UTF-8, without NULs."""
+    raw = text[:limit].encode("utf-8", "backslashreplace")[:limit]
+    return raw.decode("utf-8", "ignore").replace("\0", "\\0")
+
+
+def _frames(tb: TracebackType | None) -> list[Any]:
+    """The user's frames, innermost last; ours would group everything together."""
+    frames = []
+    while tb is not None:
+        if not str(tb.tb_frame.f_globals.get("__name__", "")).startswith("redrive."):
+            frames.append(tb.tb_frame)
+        tb = tb.tb_next
+    return frames[-FRAMES_MAX:]
+
+
+def _trace(error: BaseException, message: str, limit: int) -> str:
+    """The end of the traceback matters most; the text comes from `message`, which is safe already."""
+    lines = traceback.format_tb(error.__traceback__, -FRAMES_MAX)
+    text = "".join(lines) + f"{type(error).__qualname__}: {message}"
+    return _storable(text[-limit:], limit)
+
+
+def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 0, limit: int = TEXT_MAX) -> Outcome:
+    """What an exception means for the event that raised it."""
+    match error:
+        case Ignore(reason=reason):
+            return out.Ignored(reason)
+        case Reject():
+            return out.Rejected(describe(error, limit))
+        case RetryLater(after=after):
+            return out.Postponed(describe(error, limit), after)
+        case Undecodable():
+            return out.Unreadable(describe(error, limit))
+        case BadKey():
+            return out.Unkeyed(describe(error, limit))
+        case VersionConflict():
+            return out.Conflicted(error, describe(error, limit), reruns)
+        case SystemExit() | KeyboardInterrupt() | GeneratorExit():
+            return out.STOPPED
+        case _ if is_the_world(error):
+            return out.StoreDown(error)
+        case _:  # CancelledError raised by the function itself is its failure; ours never gets here
+            return out.Failed(error, describe(error, limit))
+
+
+def overran(seconds: float) -> Outcome:
+    """The function did not return within its timeout."""
+    error = TimeoutError(f"the function did not return within {seconds:g} s")
+    return out.Failed(error, describe(error))
+
+
+def was_cancelled(error: BaseException) -> bool:
+    """Is this the cancellation of the task that awaits, rather than a failure of the function?"""
+    return isinstance(error, asyncio.CancelledError)

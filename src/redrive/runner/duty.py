@@ -1,0 +1,153 @@
+"""Duty: what the owner of a subscription knows while its lease lasts.
+
+Loaded in the transaction that bumped the epoch, changed only after commits, thrown away with the
+lease. Nothing in here is the truth; the store is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.clock import Env
+from redrive.context import Effects, Emitter
+from redrive.errors import Fenced, Halted
+from redrive.event import Event
+from redrive.observe.signals import Signals
+from redrive.policy.lanes import Head, Lanes
+from redrive.policy.lease import Lease, is_crash
+from redrive.policy.outcome import Outcome
+from redrive.policy.progress import Window
+from redrive.settings import Settings
+from redrive.store.port import StoreTx, Subscribed
+from redrive.subscription import Subscription
+from redrive.types import EventTypes
+
+DELAY_MAX = 30 * 86_400.0  # no due time lies further ahead, whatever the clock did
+STATES_MAX = 10_000  # keyed states kept in memory; others are read when needed
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What all duties of one process share."""
+
+    store: Any  # the store, its port and `append`
+    env: Env
+    settings: Settings
+    types: EventTypes
+    signals: Signals
+    deps: Callable[[], Any]
+    request_stop: Callable[[str], None]
+    appended: Callable[[str], None]  # wake whoever reads this log
+    worker: str
+
+
+class Work:
+    """One event on its way through one attempt."""
+
+    __slots__ = ("alone", "attempt", "chained", "ctx", "effects", "event", "follow", "head", "key", "lane", "outcome", "position",
+                 "reruns", "started", "timed_out")  # fmt: skip
+
+    def __init__(self, event: Event[Any] | None, position: int, key: str | None, lane: str | None, head: Head | None):
+        self.event, self.position, self.key, self.lane, self.head = event, position, key, lane, head
+        self.attempt = 1 if head is None else head.attempts + 1
+        self.reruns = 0
+        self.outcome: Outcome | None = None
+        self.effects: Effects | None = None
+        self.ctx: Any = None
+        self.started = 0.0
+        self.timed_out = self.follow = self.alone = self.chained = False
+
+
+class Duty:
+    """One subscription, owned."""
+
+    def __init__(self, engine: Engine, subscription: Subscription, row: Subscribed, epoch: int) -> None:
+        self.engine, self.subscription, self.id, self.epoch = engine, subscription, row.id, epoch
+        self.emitter = Emitter(subscription.name, engine.types, engine.env)
+        self.window = Window(0)
+        self.lanes = Lanes()
+        self.log_id = self.parked_version = self.quiet_until = self.horizon = 0
+        self.paused = self.durable = False
+        self.suspects: set[int] = set()
+        self.charges: dict[int, int] = {}
+        self.edits: dict[int, tuple[int, bytes]] = {}
+        self.states: dict[str, tuple[int, bytes]] = {}
+        self.controls = False
+
+    def load(self, tx: StoreTx, former: Lease) -> None:
+        """Everything at once, in the transaction that made us the owner."""
+        env = self.engine.env
+        row = tx.progress.get(self.id)
+        self.log_id = tx.logs.id_of(self.subscription.source)
+        self._check_anchor(tx, row.position, row.anchor)
+        self.window = Window(row.position, tx.progress.done(self.id))
+        self.paused, self.quiet_until = bool(row.paused), row.quiet_until
+        self.load_lanes(tx, row.parked_version)
+        self.edits = {
+            position: (rev, data) for position, rev, data in tx.sql.all("edits_latest", {"subscription": self.id})
+        }
+        self.charges = tx.keyed.charge(self.id, env.boot)
+        crashed = is_crash(former, env.boot) and former.owner != env.owner
+        if crashed or self.charges:
+            rows = tx.logs.after(self.log_id, row.position, self.engine.settings.window_max)
+            self.horizon = rows[-1][0] if rows else 0
+            now = env.clock.now()
+            self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id)
+                             if head.state == "retrying" and head.due_at <= now}  # fmt: skip
+
+    def load_lanes(self, tx: StoreTx, parked_version: int) -> None:
+        """Read the open letters again: somebody else changed them."""
+        self.lanes = Lanes(tx.letters.heads(self.id), now=self.engine.env.clock.now(), delay_max=DELAY_MAX)
+        self.parked_version = parked_version
+        self.controls = bool(tx.books.asked(self.id))
+
+    def refresh(self, tx: StoreTx) -> None:
+        """Look whether we still own it, and whether an operator was here. A hint: settling checks again."""
+        row = tx.progress.get(self.id)
+        if row.epoch != self.epoch:
+            raise Fenced(f"{self.subscription.name}: epoch {self.epoch} is over, {row.epoch} rules")
+        self.paused = bool(row.paused)
+        if row.parked_version != self.parked_version:
+            self.load_lanes(tx, row.parked_version)
+
+    def needs_care(self, work: Work) -> bool:
+        """After a crash, what may have caused it runs alone."""
+        if work.head is None:
+            return work.position <= self.horizon
+        return work.head.letter in self.suspects
+
+    def load_state(self, key: str) -> tuple[int, bytes]:
+        """Keyed state as last committed; the owner is its only writer."""
+        found = self.states.get(key)
+        if found is None:
+            with self.engine.store.reading() as tx:
+                found = tx.keyed.get(self.id, key)
+            self.remember_state(key, found)
+        return found
+
+    def remember_state(self, key: str, state: tuple[int, bytes]) -> None:
+        """Keep a committed state in memory."""
+        if len(self.states) >= STATES_MAX and key not in self.states:
+            self.states.pop(next(iter(self.states)))
+        self.states[key] = state
+
+    def event(self, row: Any) -> Event[Any]:
+        """The event of a row, with the latest edit of its data if a rebuild meets one again."""
+        event: Event[Any] = Event(*row, self.engine.types)
+        if self.edits and event.position in self.edits:
+            return event.with_data(self.edits[event.position][1])
+        return event
+
+    def _check_anchor(self, tx: StoreTx, position: int, anchor: str | None) -> None:
+        """Is this the log whose events we settled? A restored backup reuses positions."""
+        if position == 0 or anchor is None:
+            return
+        found = tx.logs.anchor(self.log_id, position)
+        if found != anchor:
+            raise Halted(
+                f"{self.subscription.name}: progress {position} refers to event {anchor}, but log "
+                f"{self.subscription.source!r} has {found or 'nothing'} there: was the file restored from a backup? "
+                f"Restore the newer file, or run `redrive rebuild {self.subscription.name}` to start over"
+            )

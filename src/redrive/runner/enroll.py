@@ -1,0 +1,167 @@
+"""Enrol: make what the program declares agree with what the store remembers, or refuse and name the fix.
+
+One transaction for all subscriptions of an app, before any of them runs. Nothing is downgraded
+silently: a promise that can no longer be kept is an error at start.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from redrive.errors import UsageError
+from redrive.event import Event
+from redrive.policy.patterns import matches
+from redrive.runner.duty import Engine
+from redrive.store.port import StoreTx, Subscribed
+from redrive.subscription import Subscription
+
+TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, tuple[Subscription, Subscribed]]:
+    """Register new subscriptions, check known ones."""
+    declared = list(subscriptions)
+    with engine.store.transaction() as tx:
+        known = {row.name: row for row in tx.progress.all()}
+        orphans = [row for name, row in known.items() if name not in {sub.name for sub in declared}]
+        rows = {}
+        for subscription in declared:
+            row = known.get(subscription.name)
+            if row is None:
+                row = _add(engine, tx, subscription, orphans)
+            else:
+                _check(engine, tx, subscription, row)
+            _check_tables(tx, subscription, row)
+            rows[subscription.name] = (subscription, row)
+    return rows
+
+
+def _add(engine: Engine, tx: StoreTx, subscription: Subscription, orphans: list[Subscribed]) -> Subscribed:
+    name = subscription.name
+    log = tx.logs.id_of(subscription.source)
+    last = tx.logs.last(log) if log else 0
+    start = subscription.start or ("first" if subscription.kind == "projection" else None)
+    if start is None and last:
+        likely = [row.name for row in orphans if row.source == subscription.source and row.kind == subscription.kind]
+        close = difflib.get_close_matches(name, likely, n=3, cutoff=0.0)
+        hint = "".join(f"\n  - it was called {old!r} before: redrive rename {old} {name}" for old in close)
+        raise UsageError(
+            f"handler {name!r} is new and log {subscription.source!r} already has events. Say where it starts:\n"
+            f'  - start="first" to handle everything, start="now" for what comes, or a time like '
+            f'start="2026-01-31T00:00:00Z"{hint}'
+        )
+    position = _start_position(tx, log, last, start or "first", name)
+    anchor = tx.logs.anchor(log, position) if position else None
+    now = engine.env.clock.now()
+    row = tx.progress.add((name, subscription.kind, subscription.source, subscription.order), position, anchor, now)
+    tx.progress.add_filter(row.id, position, subscription.types)
+    return row
+
+
+def _start_position(tx: StoreTx, log: int, last: int, start: str, name: str) -> int:
+    if start == "first":
+        return 0
+    if start == "now":
+        return last
+    try:
+        time = datetime.fromisoformat(start)
+    except ValueError:
+        raise UsageError(
+            f'{name}: start={start!r} is neither "first", "now" nor a time like 2026-01-31T00:00:00Z'
+        ) from None
+    if time.tzinfo is None:
+        raise UsageError(f"{name}: start={start!r} has no time zone; append Z or +01:00")
+    return tx.logs.last_before(log, round(time.timestamp() * 1e6)) if log else 0
+
+
+def _check(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+    name = subscription.name
+    if row.source != subscription.source:
+        raise UsageError(
+            f"{name!r} reads log {row.source!r} so far, now {subscription.source!r}: positions do not carry over. "
+            "Give the function a new name"
+        )
+    if row.kind != subscription.kind:
+        raise UsageError(f"{name!r} was a {row.kind}, now it is a {subscription.kind}: give it a new name")
+    if row.ordering != subscription.order:
+        opened = tx.letters.counts(row.id)
+        if opened.get("retrying") or opened.get("dead"):
+            raise UsageError(
+                f"{name!r}: order changes from {row.ordering!r} to {subscription.order!r} while letters are open; "
+                "replay or discard them first (redrive dlq list)"
+            )
+        tx.sql.run("subscription_reorder", {"subscription": row.id, "ordering": subscription.order, "kind": row.kind})
+    _check_filter(tx, subscription, row)
+    _check_keys(engine, tx, subscription, row)
+
+
+def _check_filter(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+    """Narrower from now on is fine; wider would leave holes nobody asked for."""
+    from_position, former = tx.progress.filters(row.id)[-1]
+    if sorted(former) == sorted(subscription.types):
+        return
+    position = tx.progress.get(row.id).position
+    if position > from_position and not narrower(subscription.types, former):
+        raise UsageError(
+            f"{row.name!r} now asks for {_show(subscription.types)}, so far for {_show(former)}: events it never saw lie "
+            f"below its progress. `redrive rebuild {row.name}` applies them, "
+            f"`redrive accept-from-now {row.name} --reason …` leaves them out, audited"
+        )
+    tx.progress.add_filter(row.id, position, subscription.types)
+
+
+def narrower(new: Iterable[str], former: Iterable[str]) -> bool:
+    """Does the new filter ask for nothing that the former did not?"""
+    old, wanted = list(former), list(new)
+    if not old:
+        return True
+    return bool(wanted) and all(any(name == glob or matches(glob, name) for glob in old) for name in wanted)
+
+
+def _show(types: Iterable[str]) -> str:
+    return ", ".join(types) or "all types"
+
+
+def _check_keys(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+    """Open letters wait in lanes by key: a key function that answers differently now would mix them up."""
+    if subscription.order != "key":
+        return
+    for letter, position, lane, _, _, _, _ in tx.sql.all("open_letters", {"subscription": row.id}):
+        found = tx.letters.event(letter)
+        if found is None or lane is None:
+            continue
+        try:
+            key = subscription.key_of(Event(*found, engine.types))
+        except Exception:  # a key function may raise anything; such a letter stays in its lane
+            continue
+        if key != lane:
+            raise UsageError(
+                f"{row.name!r}: letter {letter} (position {position}) waits in lane {lane!r}, but key_by now says {key!r}. "
+                f"Restore the key function, or move all open letters: redrive rekey {row.name} --reason …"
+            )
+
+
+def _check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+    stored = tx.progress.tables(row.id)
+    for table, columns in subscription.tables.items():
+        if not TABLE.fullmatch(table) or table.lower().startswith(("redrive_", "sqlite_")):
+            raise UsageError(f"{row.name}: {table!r} cannot be a table of yours; use letters, digits and _")
+        owner = tx.sql.value("table_owner", {"name": table})
+        if owner not in (None, row.name):
+            raise UsageError(f"table {table!r} belongs to {owner!r} already; two projections cannot own one table")
+        if table in stored and stored[table] != columns and columns is not None:
+            raise UsageError(
+                f"{row.name!r}: the definition of table {table!r} changed; `redrive rebuild {row.name}` drops and fills it anew"
+            )
+        if table not in stored:
+            tx.sql.run("table_add", {"name": table, "subscription": row.id, "columns": columns})
+        create_table(tx, table, columns)
+
+
+def create_table(tx: StoreTx, table: str, columns: str | None) -> None:
+    """Create a table that redrive was asked to create; the name was checked, the columns are the user's SQL."""
+    if columns is not None:
+        tx.connection.execute(f'CREATE TABLE IF NOT EXISTS "{table}" ({columns})')

@@ -1,0 +1,99 @@
+"""Leases: taking, renewing and handing over a subscription. The epoch does the fencing."""
+
+from __future__ import annotations
+
+from redrive.errors import Fenced
+from redrive.failpoints import hit
+from redrive.observe import signals as sig
+from redrive.policy.lease import Lease, may_take
+from redrive.runner.duty import Duty, Engine
+from redrive.store.port import ProgressRow, Subscribed
+from redrive.subscription import Subscription
+
+
+def lease_of(row: ProgressRow) -> Lease:
+    """The ownership columns as policy sees them."""
+    return Lease(row.owner, row.epoch, row.lease_until, bool(row.unclean), row.boot or "")
+
+
+def take(engine: Engine, subscription: Subscription, row: Subscribed, unchanged_for: float) -> Duty | Lease:
+    """Become the owner if the lease is free, lapsed or its owner dead; else the lease as it was seen.
+
+    Progress, done rows and letters are loaded in the transaction that bumps the epoch.
+    """
+    env, length = engine.env, engine.settings.lease
+    with engine.store.reading() as tx:
+        seen = lease_of(tx.progress.get(row.id))
+    if not _allowed(engine, seen, unchanged_for):
+        return seen
+    with engine.store.transaction() as tx:
+        now = env.clock.now()
+        former = lease_of(tx.progress.get(row.id))
+        if not _allowed(engine, former, unchanged_for if former == seen else 0.0):
+            return former
+        values = {
+            "subscription": row.id, "epoch": former.epoch, "owner": env.owner, "until": now + length, "now": now,
+            "boot": env.boot,
+        }  # fmt: skip
+        taken = tx.sql.one("lease_take", values)
+        if taken is None:
+            raise Fenced(f"{subscription.name}: somebody else took the lease")
+        duty = Duty(engine, subscription, row, taken[0])
+        duty.load(tx, former)
+        hit("lease.before_commit")
+    hit("lease.committed")
+    engine.signals.tell([sig.LeaseTaken(subscription.name, duty.epoch, duty.horizon > 0 or bool(duty.suspects))])
+    return duty
+
+
+def _allowed(engine: Engine, lease: Lease, unchanged_for: float) -> bool:
+    env = engine.env
+    dead = lease.owner is not None and lease.owner != env.owner and env.owner_is_dead(lease.owner)
+    return may_take(
+        lease,
+        me=env.owner,
+        now=env.clock.now(),
+        owner_is_dead=dead,
+        unchanged_for=unchanged_for,
+        length=engine.settings.lease,
+    )
+
+
+def renew(duty: Duty) -> None:
+    """Keep the lease; learn of operators and pauses on the way. Fenced if it is not ours any more."""
+    engine = duty.engine
+    now = engine.env.clock.now()
+    with engine.store.transaction() as tx:
+        values = {"subscription": duty.id, "epoch": duty.epoch, "until": now + engine.settings.lease, "now": now}
+        row = tx.sql.one("lease_renew", values)
+        if row is None:
+            raise Fenced(f"{duty.subscription.name}: the lease was taken over")
+        fresh_version, paused = row
+        stale = fresh_version != duty.parked_version
+        if stale:
+            duty.load_lanes(tx, fresh_version)
+    duty.paused = bool(paused)
+
+
+def release(duty: Duty) -> None:
+    """Hand over at once: the next owner need not wait, and nobody is suspected of a crash."""
+    with duty.engine.store.transaction() as tx:
+        hit("release.before_commit")
+        tx.keyed.excuse(duty.id)
+        released = tx.sql.run("lease_release", {"subscription": duty.id, "epoch": duty.epoch})
+    if released:
+        duty.engine.signals.tell([sig.LeaseReleased(duty.subscription.name, duty.epoch)])
+
+
+def excuse(duty: Duty) -> None:
+    """A stop was asked for: should we be killed before we finish, no event is charged for it."""
+    with duty.engine.store.transaction() as tx:
+        tx.keyed.excuse(duty.id)
+
+
+def halted(engine: Engine, row: Subscribed, reason: str | None) -> None:
+    """Write down why the subscription stands still, for everybody who asks the store."""
+    with engine.store.transaction() as tx:
+        epoch, owner = (found := tx.progress.get(row.id)).epoch, found.owner
+        if owner in (None, engine.env.owner):
+            tx.sql.run("halted_set", {"subscription": row.id, "epoch": epoch, "reason": reason})

@@ -1,0 +1,371 @@
+"""The loops: one per owned subscription. Each waits, works, renews its lease, and stops when told.
+
+A loop ends by returning (graceful) or by raising: Fenced (another owner), StoreError (try again
+later). It never decides about an event; that is policy, and never writes; that is settle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redrive.errors import StoreError
+from redrive.observe import signals as sig
+from redrive.runner import leases
+from redrive.runner.bridge import Bridge
+from redrive.runner.duty import Duty, Work
+from redrive.runner.handle import Handling, Round
+from redrive.runner.project import Projector
+from redrive.runner.wake import Wake
+
+YIELD_EVERY = 64  # calls between two turns of the event loop: others want to run too
+
+
+class Loop:
+    """What projections and handlers have in common."""
+
+    def __init__(self, duty: Duty, bridge: Bridge, wake: Wake) -> None:
+        self.duty, self.bridge, self.wake = duty, bridge, wake
+        self.stopping = False
+        self.idle = False
+        self.on_idle: Callable[[], None] = lambda: None
+        self._renew_at = 0.0
+        self._full_lane = ""
+        self._plan_renewal()
+
+    def _monotonic(self) -> float:
+        return self.duty.engine.env.clock.monotonic()
+
+    def _plan_renewal(self) -> None:
+        self._renew_at = self._monotonic() + self.duty.engine.settings.lease / 3
+
+    async def renew_if_due(self) -> None:
+        """A third of the lease is over: renew it, two tries may fail."""
+        if self._monotonic() >= self._renew_at:
+            await self.bridge.run(lambda: leases.renew(self.duty))
+            self._plan_renewal()
+
+    def pause_length(self) -> float:
+        """How long there is certainly nothing to do."""
+        pause = self._renew_at - self._monotonic()
+        due = self.duty.lanes.next_due()
+        if due is not None and not self.duty.paused:
+            pause = min(pause, due - self.duty.engine.env.clock.now())
+        return max(0.0, pause)
+
+    def has_due(self) -> bool:
+        """Is a letter due now?"""
+        due = self.duty.lanes.next_due()
+        return due is not None and not self.duty.paused and due <= self.duty.engine.env.clock.now()
+
+    def tell_full_lane(self, lane: str) -> None:
+        """Say once that intake waits for a lane."""
+        if lane and lane != self._full_lane:
+            size = self.duty.lanes.size(lane)
+            self.duty.engine.signals.tell([sig.LaneFull(self.duty.subscription.name, lane, size)])
+        self._full_lane = lane
+
+    async def rest(self, idle: bool, seconds: float) -> None:
+        """Wait for news; `idle` says that nothing is left to do."""
+        self.idle = idle
+        if idle:
+            self.on_idle()
+        await self.wake.wait(seconds)
+        self.idle = False
+
+    def stop(self) -> None:
+        """Take nothing in any more."""
+        self.stopping = True
+        self.wake.ring()
+
+    async def run(self) -> None:
+        """Work until stopped."""
+        raise AssertionError("a Loop is a ProjectionLoop or a HandlerLoop")
+
+
+class ProjectionLoop(Loop):
+    """Turn after turn while there is something; the function runs inside the transaction."""
+
+    async def run(self) -> None:
+        projector = Projector(self.duty)
+        while not self.stopping:
+            await self.renew_if_due()
+            turn = await self.bridge.run(projector.turn)
+            self.tell_full_lane(turn.lane_full)
+            if turn.halt:
+                raise StoreError(turn.halt)
+            if turn.rerun_after:
+                await asyncio.sleep(turn.rerun_after)  # a version conflict: nothing is held while we wait
+            elif turn.stopped:
+                await self.wake.wait(self.pause_length())
+            elif turn.settled == 0 and not self.has_due():
+                await self.rest(not self.wake.pending, self.pause_length())
+
+
+class HandlerLoop(Loop):
+    """A coordinator and its workers."""
+
+    def __init__(self, duty: Duty, bridge: Bridge, wake: Wake, *, threads: bool = True) -> None:
+        super().__init__(duty, bridge, wake)
+        self.work = Handling(duty)
+        self.desk = self.work.desk
+        self._delayed: dict[Work, asyncio.TimerHandle] = {}
+        size = duty.subscription.concurrency
+        self._staff: Staff = (
+            ThreadStaff(self, size) if threads and not duty.subscription.is_async else TaskStaff(self, size)
+        )
+
+    async def run(self) -> None:
+        try:
+            while not (self.stopping and not self.desk.running):
+                await self._round()
+            await self._last_round()
+        finally:
+            await self._staff.close()
+            for handle in self._delayed.values():
+                handle.cancel()
+
+    async def _round(self) -> None:
+        """Renew, settle what is done, take in what there is room for, hand out what may run."""
+        await self.renew_if_due()
+        for work in self.work.stuck(self._monotonic()):
+            self._staff.interrupt(work)
+        group = self._take_outbox()
+        room = 0 if self.stopping else self.work.room()
+        due = [] if self.stopping else self._take_due()
+        asked = bool(group or due or room)
+        if asked or self.duty.window.plan(()).prefix != self.duty.window.position:
+            result = await self._hop(group, room, due)
+            self._learn(group, result)
+            if result.rows or result.letters:
+                asked = True
+            else:
+                asked = bool(group)
+        await self._hand_out()
+        if self.work.halt:
+            raise StoreError(self.work.halt)
+        if not asked and not self.desk.outbox:
+            nothing = len(self.desk) == 0 and not self._delayed and not self.wake.pending and not self.has_due()
+            await self.rest(nothing, self._pause())
+
+    async def _hop(self, group: list[Work], room: int, due: list[Any]) -> Round:
+        try:
+            return await self.bridge.run(lambda: self.work.round(group, room, due))
+        except BaseException:
+            for lane, head in due:  # not run: still due
+                self.duty.lanes.put(lane, head)
+            self.desk.outbox.extendleft(reversed(group))
+            raise
+
+    def _take_outbox(self) -> list[Work]:
+        outbox, limit = self.desk.outbox, self.duty.engine.settings.settle_max
+        return [outbox.popleft() for _ in range(min(len(outbox), limit))]
+
+    def _take_due(self) -> list[Any]:
+        if self.duty.paused or not self.has_due():
+            return []
+        room = max(1, self.duty.engine.settings.window_max - len(self.desk))
+        return self.duty.lanes.take_due(self.duty.engine.env.clock.now(), room)
+
+    def _learn(self, group: list[Work], result: Round) -> None:
+        """After the commit: free the lanes, queue what was read."""
+        kept = {work for work, _ in result.reruns}
+        loop = asyncio.get_running_loop()
+        for work, wait in result.reruns:
+            work.reruns, work.outcome = work.reruns + 1, None
+            self._delayed[work] = loop.call_later(wait, self._again, work)
+        for work in result.deferred:
+            kept.add(work)
+            self._give_back(work)
+        for work in group:
+            if work not in kept:
+                self.desk.free(work)
+        if result.halt:
+            self.work.halt = result.halt
+        self.work.take_letters(result.letters)
+        self.work.take_in(result.rows)
+        self.tell_full_lane(self.work.lane_full)
+
+    def _again(self, work: Work) -> None:
+        """A conflict's pause is over: run it again on fresh state; its lane stayed busy."""
+        self._delayed.pop(work, None)
+        if work.key is not None:
+            self.duty.states.pop(work.key, None)
+        self.desk.ready.append(work)
+        self.wake.ring()
+
+    def _give_back(self, work: Work) -> None:
+        """The attempt did not count: a stop, or the store was down. This loop ends; its successor reads it again."""
+        work.outcome, work.effects = None, None
+        self.stopping = True
+
+    async def _hand_out(self) -> None:
+        """Give workers what may run; after a crash one at a time, each behind a mark."""
+        desk = self.desk
+        if self.stopping:
+            return
+        if desk.alone and not desk.running and not desk.outbox:
+            work = desk.alone.popleft()
+            await self.bridge.run(lambda: self.work.mark_alone(work))
+            if work.outcome is None:
+                desk.ready.appendleft(work)
+                self._staff.wake(1)
+            else:
+                desk.outbox.append(work)
+        elif desk.ready and not desk.alone:
+            self._staff.wake(len(desk.ready))
+
+    def _pause(self) -> float:
+        pause, timeout = self.pause_length(), self.duty.subscription.timeout
+        if timeout is not None and self.desk.running:
+            now = self._monotonic()
+            ends = [work.started + timeout - now for work in list(self.desk.running) if not work.timed_out]
+            pause = min([pause, *ends])
+        return max(0.0, pause)
+
+    async def _last_round(self) -> None:
+        """Settle what is finished; the rest was not started and is given back by not being settled."""
+        group = self._take_outbox()
+        while group:
+            await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
+            group = self._take_outbox()
+
+
+class Staff:
+    """Who calls the functions."""
+
+    def __init__(self, loop: HandlerLoop, size: int) -> None:
+        self.loop, self.desk, self.size = loop, loop.desk, size
+
+    def wake(self, count: int) -> None:
+        """There is work."""
+        raise AssertionError
+
+    def interrupt(self, work: Work) -> None:
+        """The work overran its timeout."""
+
+    async def close(self) -> None:
+        """Nobody works any more."""
+
+    def next(self) -> Work | None:
+        """Take a work, if the loop still wants any done."""
+        if self.loop.stopping:
+            return None
+        try:
+            work = self.desk.ready.popleft()
+        except IndexError:
+            return None
+        work.started = self.loop._monotonic()
+        self.desk.running.add(work)
+        return work
+
+    def done(self, work: Work) -> None:
+        """Called, whatever came of it."""
+        self.desk.outbox.append(work)
+        self.desk.running.discard(work)
+
+
+class TaskStaff(Staff):
+    """Coroutine functions: a few long-lived tasks on the event loop."""
+
+    def __init__(self, loop: HandlerLoop, size: int) -> None:
+        super().__init__(loop, size)
+        self._tasks: dict[asyncio.Task[None], Work | None] = {}
+        self._call: Callable[[Work], Awaitable[None]] = (
+            loop.work.call_async if loop.duty.subscription.is_async else self._call_inline
+        )
+
+    async def _call_inline(self, work: Work) -> None:
+        self.loop.work.call_sync(work)
+
+    def wake(self, count: int) -> None:
+        missing = min(count, self.size - len(self._tasks))
+        for _ in range(missing):
+            task = asyncio.get_running_loop().create_task(self._work())
+            self._tasks[task] = None
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _work(self) -> None:
+        """Until nothing is ready; started again when there is."""
+        me = asyncio.current_task()
+        assert me is not None
+        called = 0
+        while (work := self.next()) is not None:
+            self._tasks[me] = work
+            try:
+                await self._call(work)
+            except asyncio.CancelledError:
+                if work.timed_out:
+                    me.uncancel()
+                    self.loop.work.finish(work, None)
+                else:
+                    self.desk.running.discard(work)
+                    raise
+            else:
+                if work.timed_out and me.cancelling():
+                    me.uncancel()
+            self._tasks[me] = None
+            self.done(work)
+            called += 1
+            if called % YIELD_EVERY == 0:
+                self.loop.wake.ring()
+                await asyncio.sleep(0)
+        self.loop.wake.ring()
+
+    def interrupt(self, work: Work) -> None:
+        for task, current in list(self._tasks.items()):
+            if current is work:
+                task.cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class ThreadStaff(Staff):
+    """Plain functions: a few daemon threads. A thread cannot be stopped: what overruns keeps its key busy."""
+
+    def __init__(self, loop: HandlerLoop, size: int) -> None:
+        super().__init__(loop, size)
+        self._loop = asyncio.get_running_loop()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: go home
+        self._rung = False
+        self._threads: list[threading.Thread] = []
+
+    def wake(self, count: int) -> None:
+        wanted = min(count, self.size)
+        while len(self._threads) < wanted:
+            name = f"redrive {self.loop.duty.subscription.name} {len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        for _ in range(wanted - self._calls.qsize()):
+            self._calls.put(True)
+
+    def _run(self) -> None:
+        while self._calls.get():
+            while (work := self.next()) is not None:
+                self.loop.work.call_sync(work)
+                self.done(work)
+                if not self._rung:  # one ring for many outcomes
+                    self._rung = True
+                    self._tell(self._ring)
+
+    def _ring(self) -> None:
+        self._rung = False
+        self.loop.wake.ring()
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what)
+        except RuntimeError:  # the event loop is closed: the process ends
+            return
+
+    async def close(self) -> None:
+        for _ in self._threads:
+            self._calls.put(False)

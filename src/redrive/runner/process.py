@@ -1,0 +1,41 @@
+"""A process that runs an app: signals, exit, logs. Embedding does none of this."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from redrive.observe.logs import log_to_stderr
+
+if TYPE_CHECKING:
+    from redrive.app import App
+
+
+def run_process(app: App, *, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> None:
+    """Block until told to stop."""
+    log_to_stderr(app.signals, app.settings.log_format)
+    asyncio.run(_serve(app, until_idle, only, exclude))
+
+
+async def _serve(app: App, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> None:
+    loop = asyncio.get_running_loop()
+    async with app._supervised(only, exclude) as supervisor:
+        asked = 0
+
+        def on_signal(number: int) -> None:
+            nonlocal asked
+            asked += 1
+            if asked > 1:  # the operator means it: nothing is lost, the lease of a dead process is free at once
+                os._exit(128 + number)
+            supervisor.stop(f"signal {signal.Signals(number).name}")
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number)
+        try:
+            await supervisor.run(until_idle=until_idle)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)

@@ -1,0 +1,310 @@
+"""Settle: write the fate of events in one transaction. The only writer of progress and letters beside replay/.
+
+A `Settling` lives inside one `with store.transaction()`. It fences first, writes each fate, moves the
+prefix last, and tells the owner's caches what happened only after the commit (`learn`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from redrive.context import Emission
+from redrive.errors import BugError, VersionConflict
+from redrive.event import Event
+from redrive.observe import signals as sig
+from redrive.policy import action as act
+from redrive.policy import outcome as out
+from redrive.policy.action import Action
+from redrive.policy.decide import decide
+from redrive.policy.lanes import Head
+from redrive.policy.outcome import Failure
+from redrive.policy.progress import Plan
+from redrive.policy.rules import Candidate
+from redrive.runner.duty import Duty, Work
+from redrive.store.letters import NO_FAILURE
+from redrive.store.port import StoreTx
+
+
+class StateConflict(VersionConflict):
+    """Keyed state moved under an unordered handler: re-run on fresh state."""
+
+    def __init__(self, subscription: str, key: str) -> None:
+        super().__init__(f"state of {subscription}", key, -1, -1)
+
+
+class _Put(NamedTuple):
+    """A change of the lanes, to be learnt after the commit."""
+
+    lane: str | None
+    head: Head | None
+    grown: int
+    letter: int
+
+
+def decision(duty: Duty, work: Work) -> Action:
+    """What is to be done about a work's outcome."""
+    assert work.outcome is not None
+    env = duty.engine.env
+    if isinstance(work.outcome, out.Applied):
+        return act.COMMIT
+    event = work.event
+    assert event is not None
+    return decide(
+        work.outcome,
+        attempt=work.attempt,
+        policy=duty.subscription.policy,
+        now=env.clock.now(),
+        dice=env.dice.random(),
+        event_type=event.type,
+        replay=bool(work.head and work.head.replaying),
+        letterlike=Candidate(duty.subscription.name, event),
+    )
+
+
+class Settling:
+    """The fates of a batch, being written."""
+
+    def __init__(self, tx: StoreTx, duty: Duty) -> None:
+        self.tx, self.duty = tx, duty
+        self.now = duty.engine.env.clock.now()
+        row = tx.progress.fence(duty.id, duty.epoch, duty.window.position)
+        self.fresh_version = row[0]
+        self.stale = row[0] != duty.parked_version  # an operator was here: the cached lanes are old
+        self.paused, self.quiet_until = bool(row[1]), row[2]
+        self.settled: set[int] = set()
+        self.applied = self.ignored = self.followers = self.buried = 0
+        self.signals: list[sig.Signal] = []
+        self.logs: set[str] = set()
+        self.failed: list[tuple[Event[Any], BaseException]] = []
+        self._puts: list[_Put] = []
+        self._grown: dict[str, int] = {}
+        self._states: list[tuple[str, tuple[int, bytes]]] = []
+        self._last: Event[Any] | None = None
+        self._plan: Plan | None = None
+
+    # ------------------------------------------------------------ fates
+
+    def commit(self, work: Work) -> bool:
+        """The function applied the event. False: an operator settled the letter first, drop the effects."""
+        if work.head is not None and not self._end_letter(work, "applied", "retry"):
+            return False
+        if work.head is None:
+            self.applied += 1
+            self._take(work)
+        if work.alone:
+            self.tx.keyed.ran(self.duty.id, work.position)
+        return True
+
+    def write(self, work: Work, action: Action) -> bool:
+        """Any fate but `Rerun`, `Defer` and `Halt`, which write nothing."""
+        if isinstance(action, act.Commit):
+            return self.commit(work)
+        if work.alone:
+            self.tx.keyed.ran(self.duty.id, work.position)
+        if isinstance(work.outcome, out.Failed):
+            assert work.event is not None
+            self.failed.append((work.event, work.outcome.error))
+        return self._intake(work, action) if work.head is None else self._retry(work, action, work.head)
+
+    def follow(self, work: Work) -> None:
+        """Queue an event behind the head of its lane, by reference."""
+        event = work.event
+        assert event is not None and work.lane is not None
+        row = (event.position, event.id, event.type, work.key)
+        letter = self.tx.letters.add(self.duty.id, row, work.lane, "retrying", due_at=self.now, now=self.now)
+        self.followers += 1
+        self._take(work)
+        if self.duty.lanes.parked(work.lane) or work.lane in self._grown:
+            self._grown[work.lane] = self._grown.get(work.lane, 0) + 1
+        else:  # its head was settled meanwhile: it is the head itself
+            self._put_new(work.lane, Head(event.position, letter, "retrying", self.now, self.now, 0.0, 0, 0, 0, 0))
+
+    def _intake(self, work: Work, action: Action) -> bool:
+        event = work.event
+        assert event is not None
+        if isinstance(action, act.Ignore):
+            self.ignored += 1
+            self._take(work)
+            return True
+        state, change, failure = _fate(action)
+        reason, due_at, delay = change["reason"], change.get("due_at", 0.0), change.get("delay", 0.0)
+        letter = self.tx.letters.add(
+            self.duty.id, (event.position, event.id, event.type, work.key), work.lane, state, reason=reason,
+            failure=failure, attempts=work.attempt, due_at=due_at, delay=delay, now=self.now,
+            resolved_by=change.get("resolved_by"),
+        )  # fmt: skip
+        self._history(letter, work, reason, failure)
+        self._take(work)
+        self._tell(letter, work, action, failure)
+        if state != "discarded":
+            head = Head(event.position, letter, state, due_at, self.now, delay, 0, work.attempt, 0, 0)
+            self._put_new(work.lane, head)
+        return True
+
+    def _retry(self, work: Work, action: Action, head: Head) -> bool:
+        if isinstance(action, act.Ignore):
+            return self._end_letter(work, "discarded", "ignore verdict")
+        state, change, failure = _fate(action)
+        change["attempts"] = work.attempt
+        found = self.tx.letters.retry(head, state, change, failure, self.now)
+        self._history(head.letter, work, change["reason"] if found else "lost to an operator", failure)
+        if not found:
+            return False
+        self._tell(head.letter, work, action, failure)
+        if state == "discarded":
+            self._next_head(work)
+        else:
+            due_at, delay = change.get("due_at", 0.0), change.get("delay", 0.0)
+            new = head._replace(
+                state=state, due_at=due_at, due_set_at=self.now, delay=delay, rev=head.rev + 1,
+                attempts=work.attempt, replaying=0,
+            )  # fmt: skip
+            self._puts.append(_Put(work.lane, new, 0, head.letter))
+        return True
+
+    def _end_letter(self, work: Work, state: str, how: str) -> bool:
+        head = work.head
+        assert head is not None and work.event is not None
+        resolved_by = "replay" if head.replaying else how
+        found = self.tx.letters.settle(head, state, work.attempt, self.now, resolved_by)
+        self._history(head.letter, work, state if found else "lost to an operator", NO_FAILURE)
+        if found:
+            self._next_head(work)
+            replayed = bool(head.replaying)
+            name = self.duty.subscription.name
+            self.signals.append(sig.Recovered(name, work.event.id, head.letter, work.attempt, replayed))
+        return found
+
+    @property
+    def parking(self) -> dict[str, int]:
+        """Lanes that got a head in this transaction, or grew."""
+        return self._grown
+
+    # ------------------------------------------------------------ effects
+
+    def effects(self, work: Work) -> None:
+        """What a handler asked of ctx. Raises what the user's SQL raises; the caller isolates it."""
+        effects = work.effects
+        if effects is None:
+            return
+        execute = self.tx.connection.execute
+        for sql, parameters in effects.statements:
+            execute(sql, parameters)
+        for emission in effects.emissions:
+            self.emit(work.position, emission)
+        if effects.state is not None:
+            key, version, data = effects.state
+            if not self.tx.keyed.save(self.duty.id, key, version, data):
+                if self.duty.subscription.order == "none":
+                    raise StateConflict(self.duty.subscription.name, key)
+                raise BugError(f"{self.duty.subscription.name}: state of key {key!r} moved inside its lane")
+            self._states.append((key, (version + 1, data) if data else (0, b"")))
+
+    def emit(self, position: int, emission: Emission) -> None:
+        """Append with a derived id, unless a rebuild passes over what was emitted long ago."""
+        if position > self.quiet_until:
+            self.tx.logs.append(emission.log, [emission.event])
+            self.logs.add(emission.log)
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self) -> None:
+        """Move the prefix and the counters; the last writes of the transaction."""
+        plan = self._plan = self.duty.window.plan(self.settled)
+        progress, subscription = self.tx.progress, self.duty.id
+        if plan.add:
+            progress.mark_done(subscription, plan.add)
+        if plan.pruned or plan.prefix != self.duty.window.position:
+            progress.prune_done(subscription, plan.prefix, plan.pruned)
+        last = self._last
+        anchor = None
+        if plan.prefix != self.duty.window.position:
+            same = last is not None and last.position == plan.prefix
+            anchor = last.id if same and last else self.tx.logs.anchor(self.duty.log_id, plan.prefix)
+        change = {
+            "subscription": subscription, "epoch": self.duty.epoch, "position": plan.prefix, "anchor": anchor,
+            "applied": self.applied, "ignored": self.ignored, "now": self.now,
+            "last_type": last.type if last else None, "last_time_us": last.time_us if last else None,
+        }  # fmt: skip
+        progress.advance(change)
+
+    def learn(self, seconds: float) -> None:
+        """The commit is known: the caches may change now, and listeners hear of it."""
+        assert self._plan is not None
+        duty = self.duty
+        duty.window.commit(self._plan)
+        duty.paused = self.paused
+        for key, state in self._states:
+            duty.remember_state(key, state)
+        for put in self._puts:
+            if put.lane is None and (put.head is None or put.head.state != "retrying"):
+                duty.lanes.drop_loose(put.letter)
+            else:
+                duty.lanes.put(put.lane, put.head, put.grown)
+        for lane, grown in self._grown.items():
+            duty.lanes.grow(lane, grown)
+        if self.applied or self.ignored:
+            settled = sig.Settled(duty.subscription.name, self.applied, self.ignored, self._plan.prefix, seconds)
+            self.signals.append(settled)
+        if self.followers:
+            self.signals.append(sig.Parked(duty.subscription.name, self.followers))
+        engine = duty.engine
+        engine.signals.tell(self.signals)
+        for log in self.logs:
+            engine.appended(log)
+        hook = duty.subscription.on_error
+        if hook is not None:
+            for event, error in self.failed:
+                engine.signals.call(hook, event, error)
+
+    # ------------------------------------------------------------ bookkeeping
+
+    def _take(self, work: Work) -> None:
+        self.settled.add(work.position)
+        if self._last is None or work.position > self._last.position:
+            self._last = work.event
+
+    def _put_new(self, lane: str | None, head: Head) -> None:
+        self._puts.append(_Put(lane, head, 1, head.letter))
+        if lane is not None:
+            self._grown.setdefault(lane, 0)
+
+    def _next_head(self, work: Work) -> None:
+        head = work.head
+        assert head is not None
+        follower = None if work.lane is None else self.tx.letters.head(self.duty.id, work.lane)
+        self._puts.append(_Put(work.lane, follower, -1, head.letter))
+
+    def _history(self, letter: int, work: Work, outcome: str, failure: Failure) -> None:
+        self.tx.letters.log_attempt(letter, work.attempt, outcome, failure, self.now, self.duty.engine.worker)
+
+    def _tell(self, letter: int, work: Work, action: Action, failure: Failure) -> None:
+        event = work.event
+        assert event is not None
+        name = self.duty.subscription.name
+        error = (failure.error_type, failure.message, failure.fingerprint)
+        common = (name, event.id, event.type, event.position, letter, work.attempt, *error)
+        match action:
+            case act.Park(delay=delay):
+                self.signals.append(sig.Retried(*common, delay))
+            case act.Bury(reason=reason, broken_rule=broken):
+                self.buried += 1
+                self.signals.append(sig.Buried(*common, reason))
+                if broken:
+                    self.signals.append(sig.RuleBroken(name, broken))
+            case act.Discard(rule=rule, reason=reason):
+                details = {"event": event.id, "position": event.position, "reason": reason, "rule": rule}
+                self.tx.books.audit(self.now, "rule", "discard", name, f"letter {letter}", rule, details)
+                self.signals.append(sig.Discarded(*common, rule))
+
+
+def _fate(action: Action) -> tuple[str, dict[str, Any], Failure]:
+    """The letter's state and fields that an action means."""
+    match action:
+        case act.Park(due_at, delay, failure):
+            return "retrying", {"reason": act.FAILING, "due_at": due_at, "delay": delay}, failure
+        case act.Bury(reason, failure):
+            return "dead", {"reason": reason}, failure
+        case act.Discard(reason, rule, failure):
+            return "discarded", {"reason": reason, "resolved_by": f"rule: {rule}"}, failure
+    raise BugError(f"{action!r} cannot be written")

@@ -1,0 +1,179 @@
+"""Supervise: own what can be owned, start loops, start them again, stop them all gracefully.
+
+Nothing that happens to one subscription reaches another. A loop that raises is halted, says why,
+and is tried again with growing pauses; it resumes by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from redrive.errors import CommitUnknown, Fenced, Halted, StoreError
+from redrive.observe import signals as sig
+from redrive.policy.lease import Lease
+from redrive.runner import leases
+from redrive.runner.bridge import Bridge
+from redrive.runner.duty import Duty, Engine
+from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
+from redrive.runner.wake import Wake, poll
+from redrive.store.port import Subscribed
+from redrive.subscription import Subscription
+
+log = logging.getLogger("redrive")
+
+
+class Supervisor:
+    """All subscriptions that this process runs."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        bridge: Bridge,
+        work: Mapping[str, tuple[Subscription, Subscribed]],
+        *,
+        threads: bool = True,
+    ) -> None:
+        self.engine, self.bridge, self.work = engine, bridge, work
+        self.wakes = {name: Wake() for name in work}
+        self.loops: dict[str, Loop] = {}
+        self.waiting: dict[str, str] = {}  # name -> why it does not run here: standby, halted
+        self.stopping = False
+        self._threads = threads
+        self._settled = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+
+    # ------------------------------------------------------------ from outside
+
+    def appended(self, log_name: str) -> None:
+        """Events were appended: wake whoever reads that log."""
+        for name, (subscription, _) in self.work.items():
+            if subscription.source == log_name:
+                self.wakes[name].ring()
+
+    def stop(self, why: str) -> None:
+        """Finish or roll back, then hand over. Only from the event loop's thread."""
+        if not self.stopping:
+            self.stopping = True
+            self.engine.signals.tell([sig.Stopping(why)])
+            self._stop_asked.set()
+            for loop in self.loops.values():
+                loop.stop()
+            for wake in self.wakes.values():
+                wake.ring()
+
+    async def run(self, *, until_idle: bool = False) -> None:
+        """Until stopped, or until nothing is left to do."""
+        settings = self.engine.settings
+        poller = asyncio.create_task(
+            poll(self.engine.store.changed, self.wakes.values, settings.poll_min, settings.poll_max)
+        )
+        keepers = [asyncio.create_task(self._keep(name), name=f"redrive {name}") for name in self.work]
+        try:
+            if until_idle:
+                await self._wait_idle()
+                self.stop("idle")
+            await self._stop_asked.wait()
+            await self._wind_down(keepers)
+        finally:
+            poller.cancel()
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(poller, *keepers, return_exceptions=True)
+
+    async def _wind_down(self, keepers: list[asyncio.Task[None]]) -> None:
+        """A graceful stop: running functions may finish, but not for ever."""
+        for loop in list(self.loops.values()):
+            if loop.duty.horizon or loop.duty.suspects or loop.duty.charges:
+                await self._quietly(lambda duty=loop.duty: leases.excuse(duty))  # type: ignore[misc]
+        if keepers:
+            await asyncio.wait(keepers, timeout=self.engine.settings.stop_timeout)
+
+    async def _wait_idle(self) -> None:
+        while not self._all_idle() and not self.stopping:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def _all_idle(self) -> bool:
+        return all(
+            name in self.waiting or (name in self.loops and self.loops[name].idle and not self.wakes[name].pending)
+            for name in self.work
+        )
+
+    # ------------------------------------------------------------ one subscription
+
+    async def _keep(self, name: str) -> None:
+        """Own it, run it, and again after whatever ends it."""
+        subscription, row = self.work[name]
+        settings, clock = self.engine.settings, self.engine.env.clock
+        halt_wait = settings.halt_wait
+        seen: Lease | None = None
+        seen_at = clock.monotonic()
+        while not self.stopping:
+            reason = ""
+            try:
+                unchanged = clock.monotonic() - seen_at
+                taken = await self.bridge.run(lambda: leases.take(self.engine, subscription, row, unchanged))  # noqa: B023
+                if isinstance(taken, Lease):
+                    if taken != seen:
+                        seen, seen_at = taken, clock.monotonic()
+                    self._wait_for(name, "standby")
+                    await self.wakes[name].wait(min(settings.lease / 4, 0.5))
+                    continue
+                if self.waiting.pop(name, "").startswith("halted"):
+                    self.engine.signals.tell([sig.Resumed(name)])
+                    halt_wait = settings.halt_wait
+                await self._work(name, taken)
+            except Fenced:
+                seen, seen_at = None, clock.monotonic()
+            except CommitUnknown:
+                continue  # take over from ourselves: looking is what a take-over does
+            except (StoreError, Halted) as error:
+                reason = str(error)
+            except Exception as error:  # a bug of ours must not stop the other subscriptions
+                log.exception("subscription %s stopped by a bug", name)
+                reason = f"bug: {type(error).__name__}: {error}"
+            if reason and not self.stopping:
+                await self._halt(name, row, reason, halt_wait)
+                halt_wait = min(halt_wait * 2, settings.halt_wait_max)
+
+    async def _work(self, name: str, duty: Duty) -> None:
+        wake = self.wakes[name]
+        loop: Loop
+        if duty.subscription.kind == "projection":
+            loop = ProjectionLoop(duty, self.bridge, wake)
+        else:
+            loop = HandlerLoop(duty, self.bridge, wake, threads=self._threads)
+        loop.on_idle = self._settled.set
+        self.loops[name] = loop
+        if self.stopping:
+            loop.stop()
+        try:
+            await loop.run()
+        except Fenced:
+            self.engine.signals.tell([sig.LeaseLost(name, duty.epoch)])
+            raise
+        finally:
+            self.loops.pop(name, None)
+        await self.bridge.run(lambda: leases.release(duty))
+
+    async def _halt(self, name: str, row: Subscribed, reason: str, wait: float) -> None:
+        self._wait_for(name, f"halted: {reason}")
+        self.engine.signals.tell([sig.Halted(name, reason, wait)])
+        await self._quietly(lambda: leases.halted(self.engine, row, reason))
+        try:
+            await asyncio.wait_for(self._stop_asked.wait(), wait)
+        except TimeoutError:
+            return
+
+    def _wait_for(self, name: str, why: str) -> None:
+        self.waiting[name] = why
+        self._settled.set()
+
+    async def _quietly(self, job: object) -> None:
+        """Best effort: the store may be the very thing that is down."""
+        try:
+            await self.bridge.run(job)  # type: ignore[arg-type]
+        except StoreError as error:
+            log.debug("could not note it in the store: %s", error)

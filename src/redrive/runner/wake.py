@@ -1,0 +1,54 @@
+"""Waking: the same process at once, another process by polling that slows down when nothing happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from redrive.errors import StoreError
+
+
+class Wake:
+    """A loop's alarm clock: rings when told or when the time is over."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    @property
+    def pending(self) -> bool:
+        """Has it rung since the loop last waited?"""
+        return self._event.is_set()
+
+    def ring(self) -> None:
+        """Wake the loop; only from the event loop's thread."""
+        self._event.set()
+
+    async def wait(self, seconds: float | None) -> None:
+        """Until it rings, or so many seconds at most."""
+        if not self._event.is_set() and (seconds is None or seconds > 0):
+            handle = None
+            if seconds is not None:
+                handle = asyncio.get_running_loop().call_later(seconds, self._event.set)
+            try:
+                await self._event.wait()
+            finally:
+                if handle is not None:
+                    handle.cancel()
+        self._event.clear()
+
+
+async def poll(changed: Callable[[], bool], wakes: Callable[[], Iterable[Wake]], low: float, high: float) -> None:
+    """Look for commits of other processes: often while there are some, seldom when idle."""
+    pause = low
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            news = changed()
+        except StoreError:
+            news = False
+        if news:
+            pause = low
+            for wake in wakes():
+                wake.ring()
+        else:
+            pause = min(pause * 1.2, high)

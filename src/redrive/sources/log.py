@@ -1,0 +1,154 @@
+"""The embedded log as users see it: append durably, read in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, overload
+
+from redrive.context import Tx
+from redrive.draft import draft, draft_item
+from redrive.errors import UsageError
+from redrive.event import Event, NewEvent
+from redrive.store.sqlite.writer import Appending
+
+if TYPE_CHECKING:
+    from redrive.app import App
+
+PAGE = 500  # events read at a time by `read`
+APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
+
+
+class Log:
+    """A named, ordered, durable sequence of events.
+
+    >>> orders.append("order.placed", {"cents": 4200}, key="order-1").version
+    1
+    """
+
+    def __init__(self, app: App, name: str) -> None:
+        self.name = name
+        self._app = app
+
+    def __repr__(self) -> str:
+        return f"Log({self.name!r})"
+
+    @overload
+    def append(
+        self, type: Any, data: Any = ..., *, key: str | None = ..., id: str | None = ...,
+        headers: Mapping[str, str] | None = ..., time: datetime | None = ..., expected_version: int | None = ...,
+        tx: None = ...,
+    ) -> Event[Any]: ...  # fmt: skip
+    @overload
+    def append(
+        self, type: Any, data: Any = ..., *, key: str | None = ..., id: str | None = ...,
+        headers: Mapping[str, str] | None = ..., time: datetime | None = ..., expected_version: int | None = ..., tx: Tx,
+    ) -> None: ...  # fmt: skip
+    def append(
+        self,
+        type: Any,
+        data: Any = None,
+        *,
+        key: str | None = None,
+        id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        time: datetime | None = None,
+        expected_version: int | None = None,
+        tx: Tx | None = None,
+    ) -> Event[Any] | None:
+        """Store one event, durably, and return it; with `tx=` it is appended when that transaction commits."""
+        event = draft(
+            self._app.types, self._app.env, type, data, key=key, id=id, headers=headers, time=time,
+            expected_version=expected_version,
+        )  # fmt: skip
+        if tx is not None:
+            self._later(tx, [event])
+            return None
+        return self._store([event])[0]
+
+    def append_many(self, events: Iterable[Any], *, tx: Tx | None = None) -> list[Event[Any]]:
+        """Store many, all or none, in one transaction: dicts with the arguments of `append`, or typed events."""
+        drafts = [draft_item(self._app.types, self._app.env, item) for item in events]
+        if len(drafts) > APPEND_MANY_MAX:
+            raise UsageError(
+                f"append_many takes {APPEND_MANY_MAX:,} events at most, not {len(drafts):,}: split the list"
+            )
+        if tx is not None:
+            self._later(tx, drafts)
+            return []
+        return self._store(drafts) if drafts else []
+
+    async def append_async(
+        self,
+        type: Any,
+        data: Any = None,
+        *,
+        key: str | None = None,
+        id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        time: datetime | None = None,
+        expected_version: int | None = None,
+    ) -> Event[Any]:
+        """Like `append`, without blocking the event loop; calls that wait together share one commit."""
+        event = draft(
+            self._app.types, self._app.env, type, data, key=key, id=id, headers=headers, time=time,
+            expected_version=expected_version,
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Any]] = loop.create_future()
+
+        def resolve(rows: Any, error: BaseException | None) -> None:
+            if not future.done():
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(rows)
+
+        self._app.store.append(
+            Appending(self.name, [event], lambda rows, error: loop.call_soon_threadsafe(resolve, rows, error))
+        )
+        rows = await future
+        self._app.notify(self.name, 1, rows[-1][0])
+        return Event(*rows[0], self._app.types)
+
+    def read(self, after: int = 0) -> Iterator[Event[Any]]:
+        """All events above a position, in order, a page at a time."""
+        while True:
+            with self._app.store.reading() as tx:
+                rows = tx.logs.after(tx.logs.id_of(self.name), after, PAGE)
+            for row in rows:
+                yield Event(*row, self._app.types)
+            if len(rows) < PAGE:
+                return
+            after = rows[-1][0]
+
+    def read_key(self, key: str, after_version: int = 0) -> list[Event[Any]]:
+        """The events of one key above a version, oldest first."""
+        with self._app.store.reading() as tx:
+            rows = tx.logs.of_key(tx.logs.id_of(self.name), key, after_version, -1)
+        return [Event(*row, self._app.types) for row in rows]
+
+    def _store(self, events: list[NewEvent]) -> list[Event[Any]]:
+        self._app.refuse_inside_projection()
+        answered = threading.Event()
+        answer: list[Any] = []
+
+        def done(rows: Any, error: BaseException | None) -> None:
+            answer.extend((rows, error))
+            answered.set()
+
+        self._app.store.append(Appending(self.name, events, done))
+        answered.wait()
+        rows, error = answer
+        if error is not None:
+            raise error
+        self._app.notify(self.name, len(rows), rows[-1][0])
+        return [Event(*row, self._app.types) for row in rows]
+
+    def _later(self, tx: Tx, events: list[NewEvent]) -> None:
+        pending = getattr(tx, "pending", None)
+        if pending is None:
+            raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
+        pending.extend((self.name, event) for event in events)

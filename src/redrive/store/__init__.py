@@ -1,0 +1,1 @@
+"""Where everything durable lives: one database, one transaction with facets."""

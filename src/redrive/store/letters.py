@@ -1,0 +1,119 @@
+"""The letters facet: events held out of the flow, their history, and the heads of lanes.
+
+Every change names the letter's `rev` and reports whether it found it: the caller must look.
+Counts and the journal are kept by the database itself (triggers).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redrive.policy.action import BEHIND_HEAD
+from redrive.policy.lanes import Head
+from redrive.policy.outcome import Failure
+from redrive.store.port import LetterRow
+from redrive.store.sql import Row, Sql
+
+NO_FAILURE = Failure("", "", "", "")
+
+
+class Letters:
+    """Park, bury and settle letters; find heads."""
+
+    __slots__ = ("_sql",)
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def add(
+        self,
+        subscription: int,
+        event: Row,
+        lane: str | None,
+        state: str,
+        *,
+        reason: str = BEHIND_HEAD,
+        failure: Failure = NO_FAILURE,
+        attempts: int = 0,
+        due_at: float = 0.0,
+        delay: float = 0.0,
+        now: float,
+        resolved_by: str | None = None,
+    ) -> int:
+        """Hold an event `(position, id, type, key)`: a follower unless a failure is given."""
+        position, event_id, kind, key = event
+        values = {
+            "subscription": subscription, "position": position, "event_id": event_id, "type": kind, "key": key,
+            "lane": lane, "state": state, "reason": reason, "attempts": attempts, "due_at": due_at, "delay": delay,
+            "now": now, "failed_at": now if failure is not NO_FAILURE else None, "error_type": failure.error_type,
+            "error_message": failure.message, "fingerprint": failure.fingerprint, "resolved_by": resolved_by,
+        }  # fmt: skip
+        return self._sql.add("letter_add", values)
+
+    def retry(self, head: Head, state: str, change: dict[str, Any], failure: Failure, now: float) -> bool:
+        """An attempt failed: schedule the next (`retrying`), bury (`dead`) or drop by rule (`discarded`)."""
+        values = {
+            "id": head.letter, "rev": head.rev, "state": state, "now": now, "error_type": failure.error_type,
+            "error_message": failure.message, "fingerprint": failure.fingerprint, "due_at": 0.0, "delay": 0.0,
+            "resolved_by": None, **change,
+        }  # fmt: skip
+        return self._sql.run("letter_retry", values) == 1
+
+    def settle(self, head: Head, state: str, attempts: int, now: float, resolved_by: str) -> bool:
+        """The attempt ended the letter: `applied`, or `discarded` by an Ignore verdict."""
+        values = {
+            "id": head.letter, "rev": head.rev, "state": state, "attempts": attempts, "now": now,
+            "resolved_by": resolved_by,
+        }  # fmt: skip
+        return self._sql.run("letter_settle", values) == 1
+
+    def log_attempt(self, letter: int, attempt: int, outcome: str, failure: Failure, now: float, worker: str) -> None:
+        """Append to the letter's history."""
+        values = {
+            "letter": letter, "attempt": attempt, "now": now, "outcome": outcome, "error_type": failure.error_type,
+            "error_message": failure.message, "traceback": failure.traceback, "fingerprint": failure.fingerprint,
+            "worker": worker,
+        }  # fmt: skip
+        self._sql.run("attempt_add", values)
+
+    # ------------------------------------------------------------ lanes
+
+    def heads(self, subscription: int) -> list[tuple[str | None, Head, int]]:
+        """(lane, head, open letters) of every lane the owner must know."""
+        rows = self._sql.all("lane_heads", (subscription,)) + self._sql.all("loose_letters", (subscription,))
+        return [(row[0], Head(*row[1:11]), row[11]) for row in rows]
+
+    def head(self, subscription: int, lane: str) -> Head | None:
+        """The open letter with the lowest position of a lane."""
+        row = self._sql.one("lane_head", (subscription, lane))
+        return None if row is None else Head(*row[1:11])
+
+    def event(self, letter: int) -> Row | None:
+        """The event a letter refers to, with the latest edit in place of its data."""
+        return self._sql.one("letter_event", (letter,))
+
+    # ------------------------------------------------------------ looking
+
+    def get(self, letter: int) -> LetterRow | None:
+        """One letter."""
+        row = self._sql.one("letter_get", {"id": letter})
+        return None if row is None else LetterRow(*row)
+
+    def page(self, state: str, subscription: int | None, after: int, limit: int) -> list[LetterRow]:
+        """Letters of one state by ascending id, above `after`."""
+        values = {"state": state, "subscription": subscription, "after": after, "limit": limit}
+        name = "letters_page" if subscription is None else "letters_page_of"
+        if subscription is None:
+            del values["subscription"]
+        return [LetterRow(*row) for row in self._sql.all(name, values)]
+
+    def waiting(self, letter: LetterRow) -> int:
+        """How many open letters wait behind this one."""
+        if letter.lane is None:
+            return 0
+        where = {"subscription": letter.subscription_id, "lane": letter.lane, "position": letter.position}
+        return int(self._sql.value("letters_waiting", where))
+
+    def counts(self, subscription: int) -> dict[str, int]:
+        """Letters per state, from the counters."""
+        return dict(self._sql.all("letter_counts_of", {"subscription": subscription}))  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""The log facet: append with versions and ids, read in order.
+
+Must be called inside a transaction; commit order is position order because a store lets one
+appender commit at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redrive.errors import IdConflict, UsageError, VersionConflict
+from redrive.event import NewEvent
+from redrive.store.sql import Row, Sql
+
+
+class Logs:
+    """Append to and read from the logs of one store."""
+
+    __slots__ = ("_ids", "_sql")
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+        self._ids: dict[str, int] = {}
+
+    def id_of(self, name: str, *, create: bool = False) -> int:
+        """The log's number; 0 for a log that has no events yet and may not be created now."""
+        found = self._ids.get(name)
+        if found is None:
+            if create:
+                self._sql.run("log_add", {"name": name})
+            found = self._sql.value("log_find", {"name": name}) or 0
+            if found:
+                self._ids[name] = found
+        return found
+
+    def forget(self) -> None:
+        """A transaction that may have created a log was rolled back."""
+        self._ids.clear()
+
+    def names(self) -> list[str]:
+        """All logs, by name."""
+        return [name for _, name in self._sql.all("log_all")]
+
+    def append(self, log_name: str, events: Sequence[NewEvent]) -> tuple[list[Row], bool]:
+        """Store events in order and return their rows, and whether one of them was there already.
+
+        Checks each expected version and id; raises before anything of the failing event is written,
+        so a caller that goes on after an error needs a savepoint around the call.
+        """
+        log = self.id_of(log_name, create=True)
+        execute = self._sql.connection.execute
+        insert, versions = self._sql.queries["event_insert"], self._sql.queries["key_version"]
+        rows: list[Row] = []
+        repeated = False
+        for event in events:
+            stored = self._repeated(log, log_name, event) if event.may_repeat else None
+            if stored is not None:
+                rows.append(stored)
+                repeated = True
+                continue
+            version = None
+            if event.key is not None:
+                actual = execute(versions, (log, event.key)).fetchone()[0] or 0
+                if event.expected_version is not None and event.expected_version != actual:
+                    raise VersionConflict(log_name, event.key, event.expected_version, actual)
+                version = actual + 1
+            elif event.expected_version is not None:
+                raise UsageError("expected_version needs a key: versions count within a key")
+            fields = (event.type, event.key, version, event.schema, event.time_us, event.headers_raw, event.data_raw)
+            position = execute(insert, (log, event.id, *fields)).lastrowid
+            rows.append((position, event.id, *fields))
+        return rows, repeated
+
+    def _repeated(self, log: int, log_name: str, event: NewEvent) -> Row | None:
+        """An id seen before: the same content is the same event, other content is an error."""
+        stored = self._sql.one("event_by_id", (log, event.id))
+        if stored is None:
+            return None
+        if event.derived:
+            return stored
+        same = (stored[2], stored[3], stored[5], bytes(stored[8])) == (
+            event.type,
+            event.key,
+            event.schema,
+            event.data_raw,
+        )
+        if not same:
+            raise IdConflict(
+                f"log {log_name!r} has an event {event.id!r} with other content; an id names one fact: use a new id"
+            )
+        return stored
+
+    def after(self, log: int, position: int, limit: int) -> list[Row]:
+        """The next rows above a position, in order."""
+        return self._sql.all("events_after", (log, position, limit))
+
+    def of_key(self, log: int, key: str, after_version: int, limit: int) -> list[Row]:
+        """The events of one key above a version, in order."""
+        return self._sql.all("events_of_key", (log, key, after_version, limit))
+
+    def by_id(self, log: int, event_id: str) -> Row | None:
+        """One event by its id."""
+        return self._sql.one("event_by_id", (log, event_id))
+
+    def last(self, log: int) -> int:
+        """The position of the newest event; 0 if there is none."""
+        return int(self._sql.value("log_last", (log,)))
+
+    def last_before(self, log: int, time_us: int) -> int:
+        """The position from which on every event is at or after a time."""
+        return int(self._sql.value("log_last_before", {"log": log, "time_us": time_us}))
+
+    def anchor(self, log: int, position: int) -> str | None:
+        """Id of the last event at or below a position: how progress recognises its log."""
+        row = self._sql.one("event_anchor", (log, position))
+        return None if row is None else row[1]
+
+    def lag(self, log: int, above: int, limit: int = 1_000_000) -> int:
+        """How many events lie above a position, counted up to a limit."""
+        return int(self._sql.value("lag_count", {"log": log, "above": above, "limit": limit}))
+
+    def oldest_above(self, log: int, above: int) -> int | None:
+        """Time (µs) of the first event above a position."""
+        found: int | None = self._sql.value("lag_oldest", {"log": log, "above": above})
+        return found
+
+    def counts(self, log: int, above: int, upto: int) -> dict[str, int]:
+        """Events per type in a range of positions."""
+        return dict(self._sql.all("events_count", {"log": log, "above": above, "upto": upto}))  # type: ignore[arg-type]

@@ -1,0 +1,131 @@
+"""The store port: a transaction with facets, and the values that cross it.
+
+Two writes that must agree are in one `with store.transaction()`. A backend is certified by
+`redrive.testing.contracts.store`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from redrive.store.books import Books
+    from redrive.store.keyed import Keyed
+    from redrive.store.letters import Letters
+    from redrive.store.log import Logs
+    from redrive.store.progress import Progress
+    from redrive.store.sql import Sql
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """A subscription as the store knows it."""
+
+    id: int
+    name: str
+    kind: str
+    source: str
+    ordering: str
+
+
+class ProgressRow(NamedTuple):
+    """The hot row of a subscription."""
+
+    subscription: int
+    position: int
+    anchor: str | None
+    epoch: int
+    parked_version: int
+    applied: int
+    ignored: int
+    started_from: int
+    quiet_until: int
+    paused: int
+    halted: str | None
+    owner: str | None
+    lease_until: float
+    lease_set_at: float
+    unclean: int
+    boot: str | None
+    settled_at: float | None
+    last_type: str | None
+    last_time_us: int | None
+
+
+class LetterRow(NamedTuple):
+    """A letter as operators see it."""
+
+    id: int
+    subscription: str
+    subscription_id: int
+    position: int
+    lane: str | None
+    event_id: str
+    type: str
+    key: str | None
+    state: str
+    reason: str
+    rev: int
+    attempts: int
+    replaying: int
+    due_at: float
+    parked_at: float
+    first_failed_at: float | None
+    last_failed_at: float | None
+    error_type: str
+    error_message: str
+    fingerprint: str
+    edits: int
+    touched_at: float
+    resolved_by: str | None
+    source: str
+
+
+class StoreTx(Protocol):
+    """One open transaction. Facets share it; leaving the `with` block commits or rolls back."""
+
+    sql: Sql
+    logs: Logs
+    progress: Progress
+    letters: Letters
+    keyed: Keyed
+    books: Books
+
+    @property
+    def connection(self) -> Any: ...
+    def savepoint(self) -> None: ...
+    def keep(self) -> None: ...
+    def undo(self) -> None: ...
+
+
+class Store(Protocol):
+    """A database that holds logs, progress, letters, state and the user's tables."""
+
+    url: str
+
+    def transaction(self, *, durable: bool = True) -> AbstractContextManager[StoreTx]:
+        """Begin for writing; `durable=False` may be lost by a power cut, as a whole and in order."""
+        ...
+
+    def reading(self) -> AbstractContextManager[StoreTx]:
+        """A consistent snapshot for reading."""
+        ...
+
+    def sync(self) -> None:
+        """Make everything committed so far survive a power cut."""
+        ...
+
+    def changed(self) -> bool:
+        """Has another connection committed since the last call? Cheap: asked every millisecond under load."""
+        ...
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Run a job where writing happens; `done(result, error)` is called from there."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was submitted and let go of the file."""
+        ...

@@ -1,0 +1,95 @@
+"""The progress facet: definition, fence, lease, prefix and done rows of subscriptions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from redrive.errors import BugError, Fenced
+from redrive.store.port import ProgressRow, Subscribed
+from redrive.store.sql import Row, Sql
+
+
+class Progress:
+    """How far each subscription got, and who may move it."""
+
+    __slots__ = ("_sql",)
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    # ------------------------------------------------------------ definitions
+
+    def find(self, name: str) -> Subscribed | None:
+        """A subscription by name."""
+        row = self._sql.one("subscription_find", {"name": name})
+        return None if row is None else Subscribed(*row)
+
+    def all(self) -> list[Subscribed]:
+        """Every subscription the store knows."""
+        return [Subscribed(*row) for row in self._sql.all("subscription_all")]
+
+    def add(self, subscription: tuple[str, str, str, str], position: int, anchor: str | None, now: float) -> Subscribed:
+        """Create (name, kind, source, ordering), starting above a position."""
+        name, kind, source, ordering = subscription
+        row = self._sql.one(
+            "subscription_add", {"name": name, "kind": kind, "source": source, "ordering": ordering, "now": now}
+        )
+        assert row is not None
+        self._sql.run("progress_add", {"subscription": row[0], "position": position, "anchor": anchor})
+        return Subscribed(row[0], name, kind, source, ordering)
+
+    def get(self, subscription: int) -> ProgressRow:
+        """The hot row."""
+        row = self._sql.one("progress_get", {"subscription": subscription})
+        if row is None:
+            raise BugError(f"subscription {subscription} has no progress row")
+        return ProgressRow(*row)
+
+    # ------------------------------------------------------------ settling
+
+    def fence(self, subscription: int, epoch: int, position: int) -> Row:
+        """(parked_version, paused, quiet_until), or Fenced: not the owner, or progress moved."""
+        row = self._sql.one("fence", (subscription, epoch, position))
+        if row is None:
+            raise Fenced(f"subscription {subscription}: epoch {epoch} at position {position} is no longer current")
+        return row
+
+    def advance(self, change: dict[str, object]) -> None:
+        """Move the prefix and the counters; see the statement for the fields."""
+        if self._sql.run("advance", change) != 1:
+            raise Fenced(f"subscription {change['subscription']}: lost inside the transaction")
+
+    def done(self, subscription: int) -> list[int]:
+        """Settled positions above the prefix."""
+        return [row[0] for row in self._sql.all("done_all", (subscription,))]
+
+    def mark_done(self, subscription: int, positions: Iterable[int]) -> None:
+        """Remember settled positions above the prefix; a repeated one is an error of the caller."""
+        self._sql.many("done_add", [(subscription, position) for position in positions])
+
+    def prune_done(self, subscription: int, prefix: int, expected: int) -> None:
+        """Drop what the prefix has passed. Another number of rows than we knew of means: look again."""
+        if self._sql.run("done_prune", (subscription, prefix)) != expected:
+            raise Fenced(f"subscription {subscription}: done rows below {prefix} are not the ones we know")
+
+    def lock(self, subscription: int) -> None:
+        """First statement of every operator's transaction."""
+        if self._sql.run("lock_subscription", {"subscription": subscription}) != 1:
+            raise BugError(f"subscription {subscription} has no progress row")
+
+    # ------------------------------------------------------------ filters and tables
+
+    def filters(self, subscription: int) -> list[tuple[int, list[str]]]:
+        """(holds above this position, types) in order; an empty list of types means all."""
+        rows = self._sql.all("filter_all", {"subscription": subscription})
+        return [(position, json.loads(types)) for position, types in rows]
+
+    def add_filter(self, subscription: int, from_position: int, types: Sequence[str]) -> None:
+        """From this position on the subscription asks for these types."""
+        values = {"subscription": subscription, "from_position": from_position, "types": json.dumps(sorted(types))}
+        self._sql.run("filter_add", values)
+
+    def tables(self, subscription: int) -> dict[str, str | None]:
+        """Tables the subscription owns, with the definition if redrive created them."""
+        return dict(self._sql.all("table_all", {"subscription": subscription}))  # type: ignore[arg-type]

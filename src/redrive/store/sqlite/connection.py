@@ -1,0 +1,80 @@
+"""Opening the file, and telling whose fault an SQLite error is.
+
+Two SQLite libraries on one file in one process lose acknowledged commits, so there is one
+choice per process: the stdlib's, which users, Django and SQLAlchemy use too.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from redrive.errors import StoreBusy, StoreError, UsageError
+
+Connection = sqlite3.Connection
+
+# COMMIT and ROLLBACK by a user's function would tear effect and progress apart. The authorizer refuses
+# them; the engine's own carry a comment, so that the statement cache never mixes the two up.
+BEGIN = "BEGIN IMMEDIATE -- redrive"
+COMMIT = "COMMIT -- redrive"
+ROLLBACK = "ROLLBACK -- redrive"
+
+_WORLD = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT,
+}  # fmt: skip
+
+
+def is_the_world(error: BaseException) -> bool:
+    """Is this error about the disk, the lock or the file rather than about a statement?"""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, sqlite3.Error) and code is not None and code & 0xFF in _WORLD
+
+
+def translate(error: sqlite3.Error, path: str) -> StoreError:
+    """An SQLite error of the world as ours, with what to do."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreBusy(f"{path}: another process holds the write lock ({error}); end its transaction")
+    if code == sqlite3.SQLITE_FULL:
+        return StoreError(f"{path}: the disk is full; make room, processing resumes by itself")
+    return StoreError(f"{path}: {error}")
+
+
+class Guard:
+    """Refuses COMMIT and ROLLBACK unless the engine itself asks."""
+
+    __slots__ = ("engine",)
+
+    def __init__(self) -> None:
+        self.engine = False
+
+    def __call__(self, action: int, first: str | None, *_: Any) -> int:
+        if action == sqlite3.SQLITE_TRANSACTION and not self.engine:
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
+
+
+def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_only: bool = False) -> Connection:
+    """One connection with our settings: WAL, no automatic checkpoint, explicit transactions."""
+    try:
+        connection = sqlite3.connect(
+            path, timeout=busy_timeout, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        # A checkpoint racing a writer corrupts files on SQLite < 3.51.3: we checkpoint ourselves, under the write lock.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        if path != ":memory:":
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if mode != "wal":
+                raise UsageError(f"{path}: WAL mode is refused ({mode}); put the file on a local disk")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA cache_size = -16000")
+        if read_only:
+            connection.execute("PRAGMA query_only = 1")
+    except sqlite3.Error as error:
+        where = Path(path).resolve().parent
+        hint = "" if where.is_dir() else f"; the folder {where} does not exist"
+        raise StoreError(f"cannot open the store {path}: {error}{hint}") from error
+    return connection

@@ -1,0 +1,53 @@
+"""The storage format of the file: created or checked when the store is opened, in one transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redrive.errors import UsageError
+
+if TYPE_CHECKING:
+    from redrive.store.sqlite.store import SqliteStore
+
+FORMAT = 1  # what this version writes
+COMPATIBLE_FROM = 1  # the oldest version that can work on files this version has written
+
+
+def migrate(store: SqliteStore) -> None:
+    """Bring the file to our format, or say why it cannot be used."""
+    if _format(store) == FORMAT:
+        return
+    with store.transaction() as tx:
+        found = _format(store)
+        if found == 0:  # another process may have been faster: asked again under the lock
+            for statement in _statements(Path(__file__).with_name("schema.sql").read_text("utf-8")):
+                tx.connection.execute(statement)
+            tx.books.set("format", FORMAT)
+            tx.books.set("compatible_from", COMPATIBLE_FROM)
+            tx.books.set("syncs", 0)
+        elif int(tx.books.get("compatible_from")) > FORMAT:
+            raise UsageError(
+                f"{store.path} has storage format {found}, this redrive knows up to {FORMAT}; upgrade redrive"
+            )
+
+
+def _format(store: SqliteStore) -> int:
+    connection = store._full.connection
+    present = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'redrive_meta'").fetchone()
+    if present is None:
+        return 0
+    row = connection.execute("SELECT value FROM redrive_meta WHERE name = 'format'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _statements(script: str) -> list[str]:
+    """Split a script; executescript would commit in between. Triggers contain semicolons, so ask SQLite."""
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements

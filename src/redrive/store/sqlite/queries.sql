@@ -1,0 +1,411 @@
+-- Every statement redrive runs on SQLite, one named block each. Another store has the same names.
+
+-- name: meta_get
+SELECT value FROM redrive_meta WHERE name = :name
+
+-- name: meta_set
+INSERT INTO redrive_meta VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+
+-- ---------------------------------------------------------------- log
+
+-- name: log_find
+SELECT id FROM redrive_logs WHERE name = :name
+
+-- name: log_add
+INSERT INTO redrive_logs (name) VALUES (:name) ON CONFLICT DO NOTHING
+
+-- name: log_all
+SELECT id, name FROM redrive_logs ORDER BY name
+
+-- name: event_insert
+INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: event_by_id
+SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events WHERE log = ? AND id = ?
+
+-- name: event_by_position
+SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
+WHERE position = ? AND log = ?
+
+-- name: key_version
+SELECT max(version) FROM redrive_events WHERE log = ? AND key = ?
+
+-- name: events_after
+SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
+WHERE log = ? AND position > ? ORDER BY position LIMIT ?
+
+-- name: events_of_key
+SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
+WHERE log = ? AND key = ? AND version > ? ORDER BY version LIMIT ?
+
+-- name: log_last
+SELECT coalesce(max(position), 0) FROM redrive_events WHERE log = ?
+
+-- name: log_last_before
+-- The highest position whose successors are all at or after the given time.
+SELECT coalesce(min(position) - 1, (SELECT coalesce(max(position), 0) FROM redrive_events WHERE log = :log))
+FROM redrive_events WHERE log = :log AND time_us >= :time_us
+
+-- name: event_anchor
+-- The last event at or below a position: what progress remembers to recognise the log by.
+SELECT position, id FROM redrive_events WHERE log = ? AND position <= ? ORDER BY position DESC LIMIT 1
+
+-- name: events_count
+SELECT type, count(*) FROM redrive_events WHERE log = :log AND position > :above AND position <= :upto GROUP BY type
+
+-- name: lag_count
+SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above LIMIT :limit)
+
+-- name: lag_oldest
+SELECT time_us FROM redrive_events WHERE log = :log AND position > :above ORDER BY position LIMIT 1
+
+-- ---------------------------------------------------------------- subscriptions and progress
+
+-- name: subscription_find
+SELECT id, name, kind, source, ordering FROM redrive_subscriptions WHERE name = :name
+
+-- name: subscription_all
+SELECT id, name, kind, source, ordering FROM redrive_subscriptions ORDER BY name
+
+-- name: subscription_add
+INSERT INTO redrive_subscriptions (name, kind, source, ordering, created_at)
+VALUES (:name, :kind, :source, :ordering, :now) RETURNING id
+
+-- name: subscription_rename
+UPDATE redrive_subscriptions SET name = :new WHERE name = :old
+
+-- name: subscription_reorder
+UPDATE redrive_subscriptions SET ordering = :ordering, kind = :kind WHERE id = :subscription
+
+-- name: progress_add
+INSERT INTO redrive_progress (subscription, position, anchor, started_from) VALUES (:subscription, :position, :anchor, :position)
+
+-- name: progress_get
+SELECT subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused, halted,
+       owner, lease_until, lease_set_at, unclean, boot, settled_at, last_type, last_time_us
+FROM redrive_progress WHERE subscription = :subscription
+
+-- name: fence
+-- First in every settling transaction. No row: another owner, or progress is not where we believe. Locks the row.
+UPDATE redrive_progress SET epoch = epoch WHERE subscription = ? AND epoch = ? AND position = ?
+RETURNING parked_version, paused, quiet_until
+
+-- name: advance
+UPDATE redrive_progress SET position = :position, anchor = coalesce(:anchor, anchor), applied = applied + :applied,
+       ignored = ignored + :ignored, settled_at = :now, last_type = coalesce(:last_type, last_type),
+       last_time_us = coalesce(:last_time_us, last_time_us)
+WHERE subscription = :subscription AND epoch = :epoch
+
+-- name: lock_subscription
+-- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
+UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription
+
+-- name: lease_take
+UPDATE redrive_progress SET epoch = epoch + 1, owner = :owner, lease_until = :until, lease_set_at = :now, unclean = 1,
+       boot = :boot, halted = NULL
+WHERE subscription = :subscription AND epoch = :epoch RETURNING epoch
+
+-- name: lease_renew
+UPDATE redrive_progress SET lease_until = :until, lease_set_at = :now WHERE subscription = :subscription AND epoch = :epoch
+RETURNING parked_version, paused
+
+-- name: lease_release
+UPDATE redrive_progress SET owner = NULL, lease_until = 0, unclean = 0 WHERE subscription = :subscription AND epoch = :epoch
+
+-- name: halted_set
+UPDATE redrive_progress SET halted = :reason WHERE subscription = :subscription AND epoch = :epoch
+
+-- name: paused_set
+UPDATE redrive_progress SET paused = :paused WHERE subscription = :subscription
+
+-- name: progress_reset
+-- Epochs never restart: the former owner, if any, is fenced by this very statement.
+UPDATE redrive_progress SET position = :position, anchor = :anchor, epoch = epoch + 1, parked_version = parked_version + 1,
+       applied = 0, ignored = 0, quiet_until = max(quiet_until, :quiet_until), owner = NULL, lease_until = 0,
+       unclean = 0, started_from = :position, halted = NULL
+WHERE subscription = :subscription
+
+-- name: epoch_bump
+UPDATE redrive_progress SET epoch = epoch + 1, parked_version = parked_version + 1, owner = NULL, lease_until = 0, unclean = 0
+WHERE subscription = :subscription
+
+-- name: done_add
+INSERT INTO redrive_done VALUES (?, ?)
+
+-- name: done_all
+SELECT position FROM redrive_done WHERE subscription = ? ORDER BY position
+
+-- name: done_prune
+DELETE FROM redrive_done WHERE subscription = ? AND position <= ?
+
+-- name: done_clear
+DELETE FROM redrive_done WHERE subscription = :subscription AND position > :above
+
+-- name: filter_add
+INSERT INTO redrive_filters VALUES (:subscription, :from_position, :types)
+ON CONFLICT (subscription, from_position) DO UPDATE SET types = excluded.types
+
+-- name: filter_all
+SELECT from_position, types FROM redrive_filters WHERE subscription = :subscription ORDER BY from_position
+
+-- name: filter_clear
+DELETE FROM redrive_filters WHERE subscription = :subscription AND from_position >= :above
+
+-- name: range_add
+INSERT INTO redrive_ranges VALUES (:subscription, :from_position, :to_position, :discarded, :audit)
+
+-- name: range_all
+SELECT from_position, to_position, discarded FROM redrive_ranges WHERE subscription = :subscription ORDER BY from_position
+
+-- name: range_clear
+DELETE FROM redrive_ranges WHERE subscription = :subscription AND to_position > :above
+
+-- name: table_all
+SELECT name, columns FROM redrive_tables WHERE subscription = :subscription ORDER BY name
+
+-- name: table_owner
+SELECT s.name FROM redrive_tables t JOIN redrive_subscriptions s ON s.id = t.subscription WHERE t.name = :name
+
+-- name: table_add
+INSERT INTO redrive_tables VALUES (:name, :subscription, :columns) ON CONFLICT (name) DO UPDATE SET columns = excluded.columns
+
+-- name: table_drop
+DELETE FROM redrive_tables WHERE name = :name
+
+-- ---------------------------------------------------------------- letters
+
+-- name: letter_add
+INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
+       delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by)
+VALUES (:subscription, :position, :lane, :event_id, :type, :key, :state, :reason, :attempts, :due_at, :now,
+       :delay, :now, :failed_at, :failed_at, :error_type, :error_message, :fingerprint, :now, :resolved_by)
+
+-- name: letter_retry
+-- One row or none: none means that an operator was faster, and the attempt's effects are dropped.
+UPDATE redrive_letters SET state = :state, reason = :reason, rev = rev + 1, attempts = :attempts, replaying = 0,
+       due_at = :due_at, due_set_at = :now, delay = :delay, first_failed_at = coalesce(first_failed_at, :now),
+       last_failed_at = :now, error_type = :error_type, error_message = :error_message, fingerprint = :fingerprint,
+       touched_at = :now, resolved_by = :resolved_by
+WHERE id = :id AND rev = :rev AND state = 'retrying'
+
+-- name: letter_settle
+UPDATE redrive_letters SET state = :state, rev = rev + 1, attempts = :attempts, replaying = 0, touched_at = :now,
+       resolved_by = :resolved_by
+WHERE id = :id AND rev = :rev AND state = 'retrying'
+
+-- name: attempt_add
+INSERT INTO redrive_attempts (letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker)
+VALUES (:letter, :attempt, :now, :outcome, :error_type, :error_message, :traceback, :fingerprint, :worker)
+
+-- name: attempts_of
+SELECT attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker FROM redrive_attempts
+WHERE letter = :letter ORDER BY id
+
+-- name: lane_heads
+-- SQLite fills the bare columns from the row with the minimum.
+SELECT lane, min(position), id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, count(*)
+FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane
+
+-- name: lane_head
+SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, 0
+FROM redrive_letters WHERE subscription = ? AND lane = ? AND state IN ('retrying', 'dead') ORDER BY position LIMIT 1
+
+-- name: loose_letters
+-- Letters in a lane of their own never wait behind another; only those with a due time matter to the owner.
+SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, 1
+FROM redrive_letters WHERE subscription = ? AND lane IS NULL AND state = 'retrying'
+
+-- name: letter_event
+SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
+LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
+WHERE l.id = ?
+
+-- name: letter_get
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription WHERE l.id = :id
+
+-- name: letters_page
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.state = :state AND l.id > :after ORDER BY l.id LIMIT :limit
+
+-- name: letters_page_of
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.state = :state AND l.subscription = :subscription AND l.id > :after ORDER BY l.id LIMIT :limit
+
+-- name: letter_of_event
+SELECT id FROM redrive_letters WHERE event_id = :event_id ORDER BY id
+
+-- name: letters_waiting
+-- How many open letters wait behind this one; asked for one page at a time.
+SELECT count(*) FROM redrive_letters
+WHERE subscription = :subscription AND lane = :lane AND position > :position AND state IN ('retrying', 'dead')
+
+-- name: letters_ahead
+SELECT count(*) FROM (SELECT 1 FROM redrive_letters WHERE subscription = :subscription AND lane = :lane
+       AND position < :position AND state IN ('retrying', 'dead') LIMIT 1)
+
+-- name: letter_counts
+SELECT s.name, c.state, c.reason, c.type, c.fingerprint, c.n FROM redrive_letter_counts c
+JOIN redrive_subscriptions s ON s.id = c.subscription
+
+-- name: letter_counts_of
+SELECT state, sum(n) FROM redrive_letter_counts WHERE subscription = :subscription GROUP BY state
+
+-- name: open_letters
+SELECT id, position, lane, key, type, event_id, edits FROM redrive_letters
+WHERE subscription = :subscription AND state IN ('retrying', 'dead') ORDER BY position
+
+-- name: letter_replay
+UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :now, due_set_at = :now, delay = 0,
+       touched_at = :now WHERE id = :id AND rev = :rev AND state = 'dead'
+
+-- name: letter_discard
+UPDATE redrive_letters SET state = 'discarded', rev = rev + 1, touched_at = :now, resolved_by = :resolved_by
+WHERE id = :id AND rev = :rev AND state IN ('retrying', 'dead')
+
+-- name: letter_edit
+UPDATE redrive_letters SET edits = :edits, rev = rev + 1, touched_at = :now
+WHERE id = :id AND rev = :rev AND state IN ('retrying', 'dead')
+
+-- name: letter_reopen
+UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :now, due_set_at = :now, delay = 0,
+       touched_at = :now, resolved_by = NULL WHERE id = :id AND rev = :rev AND state = 'discarded'
+
+-- name: letter_rekey
+UPDATE redrive_letters SET lane = :lane, key = :key, rev = rev + 1, touched_at = :now WHERE id = :id
+
+-- name: lane_settled_after
+-- Is any later event of the key settled other than by being discarded? Then an earlier one must stay closed.
+SELECT count(*) FROM (
+    SELECT 1 FROM redrive_events e WHERE e.log = :log AND e.key = :key AND e.position > :position
+       AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
+       AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
+                       AND l.state IN ('retrying', 'dead', 'discarded'))
+    LIMIT 1)
+
+-- name: letters_supersede
+UPDATE redrive_letters SET state = 'superseded', rev = rev + 1, touched_at = :now, resolved_by = :resolved_by
+WHERE subscription = :subscription AND position > :above AND state IN ('retrying', 'dead', 'applied')
+
+-- name: letters_discarded
+SELECT position FROM redrive_letters WHERE subscription = :subscription AND position > :above AND state = 'discarded'
+ORDER BY position
+
+-- name: edit_add
+INSERT INTO redrive_edits VALUES (:subscription, :position, :rev, :data, :audit)
+
+-- name: edits_latest
+SELECT position, max(rev), data FROM redrive_edits WHERE subscription = :subscription GROUP BY position
+
+-- name: edits_of
+SELECT rev, data, audit FROM redrive_edits WHERE subscription = :subscription AND position = :position ORDER BY rev
+
+-- ---------------------------------------------------------------- crash counting
+
+-- name: inflight_start
+INSERT INTO redrive_inflight VALUES (:subscription, :position, 1, 0, :boot)
+ON CONFLICT (subscription, position) DO UPDATE SET running = 1, boot = excluded.boot
+
+-- name: inflight_clear
+DELETE FROM redrive_inflight WHERE subscription = :subscription AND position = :position
+
+-- name: inflight_excuse
+UPDATE redrive_inflight SET running = 0 WHERE subscription = :subscription
+
+-- name: inflight_charge
+UPDATE redrive_inflight SET running = 0, charges = charges + (boot IS :boot)
+WHERE subscription = :subscription AND running = 1
+
+-- name: inflight_all
+SELECT position, charges FROM redrive_inflight WHERE subscription = :subscription
+
+-- ---------------------------------------------------------------- keyed state
+
+-- name: state_get
+SELECT version, data FROM redrive_state WHERE subscription = ? AND key = ?
+
+-- name: state_add
+INSERT INTO redrive_state VALUES (:subscription, :key, 1, :data) ON CONFLICT DO NOTHING
+
+-- name: state_save
+UPDATE redrive_state SET version = version + 1, data = :data
+WHERE subscription = :subscription AND key = :key AND version = :version
+
+-- name: state_drop
+DELETE FROM redrive_state WHERE subscription = :subscription AND key = :key AND version = :version
+
+-- name: state_clear
+DELETE FROM redrive_state WHERE subscription = :subscription
+
+-- ---------------------------------------------------------------- controls and audit
+
+-- name: control_add
+INSERT INTO redrive_controls (subscription, verb, letter, rev, who, reason, at)
+VALUES (:subscription, :verb, :letter, :rev, :who, :reason, :now)
+
+-- name: control_all
+SELECT id, verb, letter, rev, who, reason FROM redrive_controls WHERE subscription = :subscription ORDER BY id
+
+-- name: control_drop
+DELETE FROM redrive_controls WHERE id = :id
+
+-- name: control_clear
+DELETE FROM redrive_controls WHERE subscription = :subscription
+
+-- name: audit_last
+SELECT hash FROM redrive_audit ORDER BY id DESC LIMIT 1
+
+-- name: audit_add
+INSERT INTO redrive_audit (at, who, action, subscription, target, reason, details, hash)
+VALUES (:now, :who, :action, :subscription, :target, :reason, :details, :hash) RETURNING id
+
+-- name: audit_all
+SELECT id, at, who, action, subscription, target, reason, details, hash FROM redrive_audit WHERE id > :after ORDER BY id LIMIT :limit
+
+-- ---------------------------------------------------------------- ledger
+
+-- name: ledger_unsettled_letters
+-- Letters that claim a position which progress has not settled: at most one fate each, and none before its time.
+SELECT l.position FROM redrive_letters l JOIN redrive_progress p ON p.subscription = l.subscription
+WHERE l.subscription = :subscription AND l.state <> 'superseded' AND l.position > p.position
+  AND NOT EXISTS (SELECT 1 FROM redrive_done d WHERE d.subscription = l.subscription AND d.position = l.position)
+
+-- name: ledger_stale_done
+SELECT d.position FROM redrive_done d JOIN redrive_progress p ON p.subscription = d.subscription
+WHERE d.subscription = :subscription AND d.position <= p.position
+
+-- name: ledger_done_events
+SELECT e.position, e.type FROM redrive_done d JOIN redrive_events e ON e.position = d.position AND e.log = :log
+WHERE d.subscription = :subscription AND d.position > :above
+
+-- name: ledger_journal_gaps
+-- A letter whose last journal entry is not its state, or that has none.
+SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state IS NOT
+  (SELECT j.state FROM redrive_journal j WHERE j.letter = l.id ORDER BY j.seq DESC LIMIT 1)
+
+-- name: ledger_overtaken
+-- An applied event of a lane above an open letter of the same lane.
+SELECT a.position FROM redrive_letters a JOIN redrive_letters o ON o.subscription = a.subscription AND o.lane = a.lane
+WHERE a.subscription = :subscription AND a.state = 'applied' AND o.state IN ('retrying', 'dead') AND o.position < a.position
+
+-- name: ledger_counts
+SELECT state, reason, type, fingerprint, count(*) FROM redrive_letters WHERE subscription = :subscription
+GROUP BY state, reason, type, fingerprint
+
+-- name: ledger_kept_counts
+SELECT state, reason, type, fingerprint, n FROM redrive_letter_counts WHERE subscription = :subscription
+
+-- name: ledger_lost_events
+-- Letters whose event is no longer in the log.
+SELECT l.position FROM redrive_letters l LEFT JOIN redrive_events e ON e.position = l.position AND e.id = l.event_id
+WHERE l.subscription = :subscription AND l.state <> 'superseded' AND e.position IS NULL

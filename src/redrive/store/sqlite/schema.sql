@@ -1,0 +1,225 @@
+-- redrive's tables on SQLite, storage format 1. All names start with redrive_.
+-- What holds for several rows together (counts, journal) is written by triggers, so that no code path can forget it.
+
+CREATE TABLE redrive_meta (
+    name  TEXT PRIMARY KEY,
+    value NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_logs (
+    id   INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE
+);
+
+CREATE TABLE redrive_events (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,     -- never reused; the order of commits
+    log      INTEGER NOT NULL,
+    id       TEXT NOT NULL,
+    type     TEXT NOT NULL,
+    key      TEXT,
+    version  INTEGER,                               -- 1, 2, 3 … within (log, key); NULL without a key
+    schema   INTEGER NOT NULL,
+    time_us  INTEGER NOT NULL,
+    headers  BLOB,
+    data     BLOB NOT NULL
+);
+CREATE UNIQUE INDEX redrive_events_id ON redrive_events (log, id);
+CREATE UNIQUE INDEX redrive_events_key ON redrive_events (log, key, version) WHERE key IS NOT NULL;
+CREATE INDEX redrive_events_log ON redrive_events (log);    -- SQLite appends the rowid: (log, position)
+
+CREATE TABLE redrive_subscriptions (
+    id         INTEGER PRIMARY KEY AUTOINCREMENT,
+    name       TEXT NOT NULL UNIQUE,
+    kind       TEXT NOT NULL,                       -- projection, handler
+    source     TEXT NOT NULL,
+    ordering   TEXT NOT NULL,                       -- key, none, total
+    created_at REAL NOT NULL
+);
+
+-- One hot, small row per subscription: the fence, the progress and the counters of the ledger.
+CREATE TABLE redrive_progress (
+    subscription   INTEGER PRIMARY KEY,
+    position       INTEGER NOT NULL,
+    anchor         TEXT,                            -- id of the event at position, or the last one before it
+    epoch          INTEGER NOT NULL DEFAULT 0,      -- only ever grows
+    parked_version INTEGER NOT NULL DEFAULT 0,      -- bumped by everybody but the owner
+    applied        INTEGER NOT NULL DEFAULT 0,      -- settled at intake, without ever having been a letter
+    ignored        INTEGER NOT NULL DEFAULT 0,
+    started_from   INTEGER NOT NULL DEFAULT 0,      -- the ledger begins above this position
+    quiet_until    INTEGER NOT NULL DEFAULT 0,      -- a rebuild suppresses emissions at or below it
+    paused         INTEGER NOT NULL DEFAULT 0,
+    halted         TEXT,
+    owner          TEXT,
+    lease_until    REAL NOT NULL DEFAULT 0,
+    lease_set_at   REAL NOT NULL DEFAULT 0,
+    unclean        INTEGER NOT NULL DEFAULT 0,
+    boot           TEXT,
+    settled_at     REAL,
+    last_type      TEXT,
+    last_time_us   INTEGER
+);
+
+CREATE TABLE redrive_done (
+    subscription INTEGER NOT NULL,
+    position     INTEGER NOT NULL,
+    PRIMARY KEY (subscription, position)
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_filters (
+    subscription  INTEGER NOT NULL,
+    from_position INTEGER NOT NULL,                 -- holds for positions above it
+    types         TEXT NOT NULL,                    -- JSON list; empty = all
+    PRIMARY KEY (subscription, from_position)
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_ranges (
+    subscription  INTEGER NOT NULL,
+    from_position INTEGER NOT NULL,                 -- exclusive
+    to_position   INTEGER NOT NULL,                 -- inclusive
+    discarded     INTEGER NOT NULL,                 -- events the filter asked for in it that had no fate yet
+    audit         INTEGER NOT NULL,
+    PRIMARY KEY (subscription, from_position)
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_tables (
+    name         TEXT PRIMARY KEY,
+    subscription INTEGER NOT NULL,
+    columns      TEXT                               -- NULL: the user creates it
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_letters (
+    id              INTEGER PRIMARY KEY AUTOINCREMENT,
+    subscription    INTEGER NOT NULL,
+    position        INTEGER NOT NULL,
+    lane            TEXT,                           -- NULL: a lane of its own
+    event_id        TEXT NOT NULL,
+    type            TEXT NOT NULL,
+    key             TEXT,
+    state           TEXT NOT NULL CHECK (state IN ('retrying', 'dead', 'applied', 'discarded', 'superseded')),
+    reason          TEXT NOT NULL,
+    rev             INTEGER NOT NULL DEFAULT 0,
+    attempts        INTEGER NOT NULL,
+    replaying       INTEGER NOT NULL DEFAULT 0,     -- the next attempt is a replay: one, then dead again
+    due_at          REAL NOT NULL,
+    due_set_at      REAL NOT NULL,
+    delay           REAL NOT NULL,
+    parked_at       REAL NOT NULL,
+    first_failed_at REAL,
+    last_failed_at  REAL,
+    error_type      TEXT NOT NULL DEFAULT '',
+    error_message   TEXT NOT NULL DEFAULT '',
+    fingerprint     TEXT NOT NULL DEFAULT '',
+    edits           INTEGER NOT NULL DEFAULT 0,
+    touched_at      REAL NOT NULL,
+    resolved_by     TEXT
+);
+CREATE UNIQUE INDEX redrive_letters_position ON redrive_letters (subscription, position) WHERE state <> 'superseded';
+CREATE INDEX redrive_letters_open ON redrive_letters (subscription, lane, position) WHERE state IN ('retrying', 'dead');
+CREATE INDEX redrive_letters_state ON redrive_letters (state, subscription, id);
+CREATE INDEX redrive_letters_page ON redrive_letters (state, id);
+CREATE INDEX redrive_letters_event ON redrive_letters (event_id);
+
+CREATE TABLE redrive_attempts (                     -- append-only history of each letter
+    id            INTEGER PRIMARY KEY,
+    letter        INTEGER NOT NULL,
+    attempt       INTEGER NOT NULL,
+    at            REAL NOT NULL,
+    outcome       TEXT NOT NULL,
+    error_type    TEXT NOT NULL DEFAULT '',
+    error_message TEXT NOT NULL DEFAULT '',
+    traceback     TEXT NOT NULL DEFAULT '',
+    fingerprint   TEXT NOT NULL DEFAULT '',
+    worker        TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX redrive_attempts_letter ON redrive_attempts (letter);
+
+CREATE TABLE redrive_edits (                        -- every revision of a letter's payload; the log keeps the original
+    subscription INTEGER NOT NULL,
+    position     INTEGER NOT NULL,
+    rev          INTEGER NOT NULL,
+    data         BLOB NOT NULL,
+    audit        INTEGER NOT NULL,
+    PRIMARY KEY (subscription, position, rev)
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_journal (                      -- append-only: each change of a letter's state
+    seq          INTEGER PRIMARY KEY,
+    letter       INTEGER NOT NULL,
+    subscription INTEGER NOT NULL,
+    position     INTEGER NOT NULL,
+    state        TEXT NOT NULL,
+    rev          INTEGER NOT NULL,
+    at           REAL NOT NULL
+);
+CREATE INDEX redrive_journal_letter ON redrive_journal (letter);
+
+CREATE TABLE redrive_letter_counts (
+    subscription INTEGER NOT NULL,
+    state        TEXT NOT NULL,
+    reason       TEXT NOT NULL,
+    type         TEXT NOT NULL,
+    fingerprint  TEXT NOT NULL,
+    n            INTEGER NOT NULL,
+    PRIMARY KEY (subscription, state, reason, type, fingerprint)
+) WITHOUT ROWID;
+
+CREATE TRIGGER redrive_letter_born AFTER INSERT ON redrive_letters BEGIN
+    INSERT INTO redrive_journal (letter, subscription, position, state, rev, at)
+    VALUES (NEW.id, NEW.subscription, NEW.position, NEW.state, NEW.rev, NEW.touched_at);
+    INSERT INTO redrive_letter_counts VALUES (NEW.subscription, NEW.state, NEW.reason, NEW.type, NEW.fingerprint, 1)
+    ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+
+CREATE TRIGGER redrive_letter_moved AFTER UPDATE OF state, reason, fingerprint ON redrive_letters
+WHEN OLD.state <> NEW.state OR OLD.reason <> NEW.reason OR OLD.fingerprint <> NEW.fingerprint BEGIN
+    INSERT INTO redrive_journal (letter, subscription, position, state, rev, at)
+    SELECT NEW.id, NEW.subscription, NEW.position, NEW.state, NEW.rev, NEW.touched_at WHERE OLD.state <> NEW.state;
+    UPDATE redrive_letter_counts SET n = n - 1
+    WHERE subscription = OLD.subscription AND state = OLD.state AND reason = OLD.reason AND type = OLD.type
+      AND fingerprint = OLD.fingerprint;
+    DELETE FROM redrive_letter_counts
+    WHERE subscription = OLD.subscription AND state = OLD.state AND reason = OLD.reason AND type = OLD.type
+      AND fingerprint = OLD.fingerprint AND n = 0;
+    INSERT INTO redrive_letter_counts VALUES (NEW.subscription, NEW.state, NEW.reason, NEW.type, NEW.fingerprint, 1)
+    ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+
+CREATE TABLE redrive_inflight (                     -- events that run alone after an unclean start
+    subscription INTEGER NOT NULL,
+    position     INTEGER NOT NULL,
+    running      INTEGER NOT NULL,
+    charges      INTEGER NOT NULL,
+    boot         TEXT,
+    PRIMARY KEY (subscription, position)
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_state (
+    subscription INTEGER NOT NULL,
+    key          TEXT NOT NULL,
+    version      INTEGER NOT NULL,
+    data         BLOB NOT NULL,
+    PRIMARY KEY (subscription, key)
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_controls (                     -- what an operator asks the owner to do
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,
+    subscription INTEGER NOT NULL,
+    verb         TEXT NOT NULL,
+    letter       INTEGER NOT NULL,
+    rev          INTEGER NOT NULL,
+    who          TEXT NOT NULL,
+    reason       TEXT NOT NULL,
+    at           REAL NOT NULL
+);
+
+CREATE TABLE redrive_audit (
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,
+    at           REAL NOT NULL,
+    who          TEXT NOT NULL,
+    action       TEXT NOT NULL,
+    subscription TEXT NOT NULL,
+    target       TEXT NOT NULL,
+    reason       TEXT NOT NULL,
+    details      TEXT NOT NULL,
+    hash         TEXT NOT NULL                      -- of this row and the hash before it
+);

@@ -1,0 +1,282 @@
+"""The SQLite store: two writing connections (FULL, NORMAL) behind one mutex, readers beside them.
+
+All writing of the engine happens on one thread (`writer.py`); `transaction()` in a user's thread
+takes the same mutex. Checkpoints run only while we hold the write lock. `inline=True` runs every
+job in the caller's thread: the simulator and the test harness need that.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from redrive.errors import CommitUnknown, StoreError, UsageError
+from redrive.failpoints import hit
+from redrive.store.books import Books
+from redrive.store.keyed import Keyed
+from redrive.store.letters import Letters
+from redrive.store.log import Logs
+from redrive.store.progress import Progress
+from redrive.store.sql import Sql, load_queries
+from redrive.store.sqlite.connection import (
+    BEGIN,
+    COMMIT,
+    ROLLBACK,
+    Connection,
+    Guard,
+    is_the_world,
+    open_connection,
+    translate,
+)
+from redrive.store.sqlite.migrate import migrate
+from redrive.store.sqlite.writer import Appending, Writer
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+@cache
+def queries() -> dict[str, str]:
+    """The named statements of this backend."""
+    return load_queries(Path(__file__).with_name("queries.sql"))
+
+
+class SqliteTx:
+    """One connection with its facets; the same object serves every transaction on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.guard = Guard()
+        connection.set_authorizer(self.guard)
+        self.sql = Sql(connection, queries())
+        self.logs = Logs(self.sql)
+        self.progress = Progress(self.sql)
+        self.letters = Letters(self.sql)
+        self.keyed = Keyed(self.sql)
+        self.books = Books(self.sql)
+
+    def control(self, statement: str) -> None:
+        """BEGIN, COMMIT or ROLLBACK, which the guard allows nobody else."""
+        self.guard.engine = True
+        try:
+            self.connection.execute(statement)
+        finally:
+            self.guard.engine = False
+
+    def savepoint(self) -> None:
+        """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
+        self.connection.execute("SAVEPOINT redrive_point")
+
+    def keep(self) -> None:
+        """What happened since the savepoint stays."""
+        self.connection.execute("RELEASE redrive_point")
+
+    def undo(self) -> None:
+        """What happened since the savepoint is gone."""
+        self.connection.execute("ROLLBACK TO redrive_point")
+
+
+class SqliteStore:
+    """A file, or `:memory:` for the simulator."""
+
+    def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
+        self.path = self.url = path
+        self._inline = inline
+        self._busy_timeout = busy_timeout
+        self._checkpoint_pages = checkpoint_pages
+        self._mutex = threading.Lock()
+        self._holder: int | None = None
+        full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
+        self._full = SqliteTx(full)
+        self._normal = self._full if path == ":memory:" else SqliteTx(self._open("NORMAL"))
+        migrate(self)
+        self._readers: list[SqliteTx] = []
+        self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
+        self._seen_version = -1
+        self._checkpointed = 0
+        self._writer = None if inline else Writer(self)
+
+    def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
+        return open_connection(self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only)
+
+    # ------------------------------------------------------------ transactions
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[SqliteTx]:
+        """Begin for writing; leaving the block commits, an exception rolls back."""
+        me = threading.get_ident()
+        if self._holder == me:
+            raise UsageError("already inside a transaction of this store: pass tx= instead of opening another")
+        with self._mutex:
+            self._holder = me
+            tx = self._full if durable else self._normal
+            try:
+                self._begin(tx)
+                try:
+                    yield tx
+                except BaseException as error:
+                    self._rollback(tx)
+                    if isinstance(error, sqlite3.Error) and is_the_world(error):
+                        raise translate(error, self.path) from error
+                    raise
+                self._commit(tx)
+            finally:
+                self._holder = None
+
+    def _begin(self, tx: SqliteTx) -> None:
+        try:
+            tx.control(BEGIN)
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error
+
+    def _commit(self, tx: SqliteTx) -> None:
+        if not tx.connection.in_transaction:  # SQLite itself rolled back (disk full inside a statement)
+            raise StoreError(f"{self.path}: SQLite ended the transaction by itself; nothing was written")
+        try:
+            tx.control(COMMIT)
+        except sqlite3.Error as error:
+            self._rollback(tx)
+            raise CommitUnknown(f"{self.path}: COMMIT failed: {error}") from error
+
+    def _rollback(self, tx: SqliteTx) -> None:
+        tx.logs.forget()
+        if tx.connection.in_transaction:
+            try:
+                tx.control(ROLLBACK)
+            except sqlite3.Error:  # already rolled back by SQLite: the state is the same
+                if tx.connection.in_transaction:
+                    raise
+
+    @contextmanager
+    def reading(self) -> Iterator[SqliteTx]:
+        """A snapshot; many at a time, none blocks or is blocked by a writer."""
+        if self.path == ":memory:":
+            yield self._full
+            return
+        try:
+            tx = self._readers.pop()
+        except IndexError:
+            tx = SqliteTx(self._open("NORMAL", read_only=True))
+        try:
+            tx.control("BEGIN -- redrive")
+            yield tx
+        except sqlite3.Error as error:
+            if is_the_world(error):
+                raise translate(error, self.path) from error
+            raise
+        finally:
+            if tx.connection.in_transaction:
+                tx.control(ROLLBACK)
+            self._readers.append(tx)
+
+    # ------------------------------------------------------------ durability
+
+    def sync(self) -> None:
+        """Make every commit so far durable: a FULL commit that changes something syncs the whole WAL."""
+        with self.transaction() as tx:
+            tx.sql.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
+
+    def checkpoint(self, *, idle: bool = False) -> None:
+        """Copy the WAL back into the file, PASSIVE, while we hold the write lock (see ADR 3)."""
+        pages = self._full.connection.total_changes + self._normal.connection.total_changes
+        enough = self._checkpoint_pages if not idle else 1
+        if self.path == ":memory:" or pages - self._checkpointed < enough * 4:  # ~4 of our small changes a page
+            return
+        with self._mutex:
+            try:
+                self._full.control(BEGIN)
+            except sqlite3.OperationalError:
+                return  # somebody else writes: next time
+            try:
+                hit("checkpoint.begun")
+                self._normal.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            finally:
+                self._full.control(ROLLBACK)
+            self._checkpointed = pages
+
+    def changed(self) -> bool:
+        """Has any connection, of any process, committed since the last call?"""
+        if self._watch is None:
+            version = self._full.connection.total_changes
+        else:
+            version = self._watch.execute("PRAGMA data_version").fetchone()[0]
+        seen, self._seen_version = self._seen_version, version
+        return seen != version
+
+    def inside_transaction(self) -> bool:
+        """Does this thread hold the store's transaction?"""
+        return self._holder == threading.get_ident()
+
+    def is_the_world(self, error: BaseException) -> bool:
+        """Infrastructure, or the statement's own fault?"""
+        return isinstance(error, StoreError) or is_the_world(error)
+
+    # ------------------------------------------------------------ jobs
+
+    def submit(self, job: Callable[[], Any], done: Done) -> None:
+        """Run on the writer thread (or at once, inline)."""
+        if self._writer is not None:
+            self._writer.submit(job, done)
+        else:
+            _run(job, done)
+
+    def append(self, appending: Appending) -> None:
+        """Append durably; appends that wait together are committed together."""
+        if self._writer is not None:
+            self._writer.append(appending)
+        else:
+            self.append_group([appending])
+
+    def append_group(self, group: list[Appending]) -> None:
+        """One FULL transaction for many callers; one caller's error is only its own."""
+        outcomes: list[tuple[Any, BaseException | None]] = []
+        try:
+            with self.transaction() as tx:
+                hit("append.begun")
+                repeated = False
+                for appending in group:
+                    try:
+                        if len(group) > 1:
+                            tx.savepoint()
+                        rows, again = tx.logs.append(appending.log, appending.events)
+                        repeated = repeated or again
+                        outcomes.append((rows, None))
+                    except Exception as error:
+                        if len(group) == 1 or self.is_the_world(error):
+                            raise
+                        tx.undo()
+                        tx.logs.forget()
+                        outcomes.append((None, error))
+                    if len(group) > 1:
+                        tx.keep()
+                if repeated:  # the earlier copy may have been written by a NORMAL transaction: sync before answering
+                    tx.sql.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
+                hit("append.before_commit")
+            hit("append.committed")
+        except BaseException as error:
+            outcomes = [(None, error)] * len(group)
+        for appending, (rows, failure) in zip(group, outcomes, strict=True):
+            appending.done(rows, failure)
+
+    def close(self) -> None:
+        """Finish what was submitted, checkpoint, close."""
+        if self._writer is not None:
+            self._writer.stop()
+        connections = {self._full.connection, self._normal.connection, *(tx.connection for tx in self._readers)}
+        if self._watch is not None:
+            connections.add(self._watch)
+        for connection in connections:
+            connection.close()
+
+
+def _run(job: Callable[[], Any], done: Done) -> None:
+    try:
+        result = job()
+    except BaseException as error:
+        done(None, error)
+    else:
+        done(result, None)

@@ -1,0 +1,113 @@
+"""The writer thread: one per file and process. Jobs run in order; waiting appends are committed together."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redrive.errors import StoreError
+
+if TYPE_CHECKING:
+    from redrive.event import NewEvent
+    from redrive.store.sqlite.store import SqliteStore
+
+APPEND_GROUP_MAX = 1000  # calls per commit: bounds the time the write lock is held
+IDLE_SECONDS = 1.0  # without work this long, the WAL is copied back
+
+
+@dataclass(frozen=True, slots=True)
+class Appending:
+    """One caller's append, waiting for its group."""
+
+    log: str
+    events: Sequence[NewEvent]
+    done: Callable[[Any, BaseException | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Something the engine runs where writing happens."""
+
+    run: Callable[[], Any]
+    done: Callable[[Any, BaseException | None], None]
+
+
+class Writer:
+    """Owns the thread on which the engine writes."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._queue: queue.SimpleQueue[Appending | Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name=f"redrive-writer {store.path}", daemon=True)
+        self._stopped = False
+        self._thread.start()
+
+    def submit(self, run: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Queue a job."""
+        self._put(Job(run, done))
+
+    def append(self, appending: Appending) -> None:
+        """Queue an append for the next group."""
+        self._put(appending)
+
+    def _put(self, item: Appending | Job) -> None:
+        if self._stopped:
+            raise StoreError("the store is closed")
+        self._queue.put(item)
+
+    def stop(self) -> None:
+        """Do what is queued, then end."""
+        if not self._stopped:
+            self._stopped = True
+            self._queue.put(None)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def _loop(self) -> None:
+        item: Appending | Job | None
+        while True:
+            try:
+                item = self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                self._store.checkpoint(idle=True)
+                continue
+            while isinstance(item, Appending):
+                item = self._append_waiting(item)
+            if item is None:
+                self._store.checkpoint(idle=True)
+                return
+            if isinstance(item, Job):
+                _run(item)
+            self._store.checkpoint()
+
+    def _append_waiting(self, first: Appending) -> Appending | Job | None:
+        """Commit everything that waits together; returns the next item, an empty job if there is none."""
+        group: list[Appending] = [first]
+        following: Appending | Job | None = _NOTHING
+        while len(group) < APPEND_GROUP_MAX:
+            try:
+                following = self._queue.get_nowait()
+            except queue.Empty:
+                following = _NOTHING
+                break
+            if not isinstance(following, Appending):
+                break
+            group.append(following)
+            following = _NOTHING
+        self._store.append_group(group)
+        return following
+
+
+def _run(job: Job) -> None:
+    try:
+        result = job.run()
+    except BaseException as error:
+        job.done(None, error)
+    else:
+        job.done(result, None)
+
+
+_NOTHING = Job(lambda: None, lambda result, error: None)

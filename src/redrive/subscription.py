@@ -1,0 +1,98 @@
+"""What a user declares: one named function on one source, with its options checked at import."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from redrive.errors import BadKey, EventError, UsageError
+from redrive.event import Event, check_key
+from redrive.policy.decide import Policy
+from redrive.policy.patterns import matches
+
+Order = Literal["key", "none", "total"]
+KeyBy = str | Callable[[Event[Any]], str | None] | None
+TOTAL_LANE = "*"  # order="total": everything is one lane
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """One function on one log. Identity is the name; everything else may change under the rules of `enroll`."""
+
+    name: str
+    kind: Literal["projection", "handler"]
+    function: Callable[..., Any]
+    source: str
+    types: tuple[str, ...] = ()
+    order: Order = "key"
+    key_by: KeyBy = None
+    start: str | None = None
+    policy: Policy = field(default_factory=Policy)
+    concurrency: int = 1
+    timeout: float | None = None
+    batch: bool = False
+    tables: Mapping[str, str | None] = field(default_factory=dict)
+    on_error: Callable[[Event[Any], BaseException], Any] | None = None
+    arguments: int = 2
+    _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_async(self) -> bool:
+        """Does the function run on the event loop?"""
+        return inspect.iscoroutinefunction(self.function)
+
+    def wants(self, event_type: str) -> bool:
+        """Does the filter ask for this type?"""
+        found = self._wanted.get(event_type)
+        if found is None:
+            found = asks_for(self.types, event_type)
+            if len(self._wanted) < 10_000:  # a source with endless type names must not fill the memory
+                self._wanted[event_type] = found
+        return found
+
+    def key_of(self, event: Event[Any]) -> str | None:
+        """The event's key for this subscription; BadKey if `key_by` gives none."""
+        if self.key_by is None:
+            return event.key
+        if isinstance(self.key_by, str):
+            data = event.data
+            try:
+                value = data[self.key_by] if isinstance(data, Mapping) else getattr(data, self.key_by)
+            except (KeyError, AttributeError):
+                raise BadKey(f"key_by={self.key_by!r}: the event's data has no such field") from None
+        else:
+            value = self.key_by(event)
+        if value is None:
+            return None
+        try:
+            return check_key(str(value) if isinstance(value, int) and not isinstance(value, bool) else value)
+        except EventError as error:
+            raise BadKey(f"key_by: {error}") from None
+
+    def lane_of(self, key: str | None) -> str | None:
+        """Events of one lane are applied in order; None is a lane of its own."""
+        if self.order == "key":
+            return key
+        return TOTAL_LANE if self.order == "total" else None
+
+
+def asks_for(types: Sequence[str], event_type: str) -> bool:
+    """Do these names and globs ask for this type? None at all means everything."""
+    return not types or any(matches(pattern, event_type) for pattern in types)
+
+
+def count_arguments(function: Callable[..., Any], shape: str) -> int:
+    """How many of the (event, …) arguments the function takes; a wrong signature is an error at import."""
+    name = getattr(function, "__name__", repr(function))
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} has no readable signature; write def {name}{shape}") from None
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    extra = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if extra or len(required) > 2 or not positional or (len(required) < 2 and len(positional) > 2):
+        raise UsageError(f"{name} takes {len(required) or len(positional)} arguments; write def {name}{shape}")
+    return 2 if len(positional) >= 2 else 1
