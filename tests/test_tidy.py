@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+import redrive
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "redrive"
 
@@ -350,11 +352,20 @@ def test_every_test_proves_something() -> None:
     check_none(wrong)
 
 
-def test_the_examples_in_docstrings_run() -> None:
-    with_examples = [module.dotted for module in source() if ">>> " in module.text]
-    results = {name: doctest.testmod(importlib.import_module(f"redrive.{name}")) for name in with_examples}
-    check_none([f"{name}: {result.failed} failed" for name, result in results.items() if result.failed])
-    assert sum(result.attempted for result in results.values()) > 0
+def test_the_examples_in_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example may use an `app` and the logs that the documentation always uses."""
+    monkeypatch.chdir(tmp_path)
+    wrong, attempted = [], 0
+    for number, module in enumerate(module for module in source() if ">>> " in module.text):
+        app = redrive.App(f"{number}.db")
+        logs = {name: app.log(name) for name in ("orders", "payments", "logins", "alerts")}
+        name = f"redrive.{module.dotted}".removesuffix(".__init__")
+        result = doctest.testmod(importlib.import_module(name), extraglobs={"app": app, **logs})
+        app.close()
+        attempted += result.attempted
+        wrong += [f"{module.name}: {result.failed} failed"] if result.failed else []
+    check_none(wrong)
+    assert attempted > 0
 
 
 def test_every_exception_to_the_rules_is_still_needed() -> None:
