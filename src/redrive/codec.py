@@ -28,7 +28,9 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)  # what msgspec raises for 
 
 _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
-_ODD_FLOAT = re.compile(rb"\xcb[\x7f\xff]")  # MessagePack: a double with the exponent of NaN, infinity or about 1e304
+_NOT_FINITE = re.compile(
+    rb"\xcb[\x7f\xff][\xf0-\xff]"
+)  # in MessagePack a double that is NaN or infinite, or else chance
 
 
 def is_pydantic(cls: type) -> bool:
@@ -53,7 +55,8 @@ def _plain(value: Any) -> Any:
     """What msgspec does not encode by itself, as something it does."""
     if is_pydantic(type(value)):
         # round_trip leaves computed fields out: they are not input.
-        return adapter(type(value)).dump_python(value, mode="json", by_alias=True, round_trip=True)
+        cls: Any = type(value)
+        return adapter(cls).dump_python(value, mode="json", by_alias=True, round_trip=True)
     if isinstance(value, str):  # a subclass, say Django's SafeString; below, say numpy's float64
         return str.__str__(value)
     if isinstance(value, int):
@@ -92,7 +95,8 @@ def encode_data(data: Any) -> bytes:
         raise EventError(_why_not(error)) from error
     if len(raw) > 2 * DATA_DEPTH_MAX:  # every level costs two brackets: shorter bytes cannot be deeper
         _check_bounds(raw)
-    if b"\xcb" in probe and (b"\x7f" in probe or b"\xff" in probe) and _ODD_FLOAT.search(probe):
+    # A byte is found in bytes five times as fast as a text of one byte.
+    if 0xCB in probe and (0x7F in probe or 0xFF in probe) and _NOT_FINITE.search(probe) and b"null" in raw:
         _refuse_nan(probe)
     return raw
 
