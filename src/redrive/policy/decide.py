@@ -60,10 +60,10 @@ def decide(
 
     `replay` means: this one attempt and then dead again, whatever the rules would allow.
     """
+    if isinstance(outcome, out.Applied):  # nearly always, so it is asked before anything else is made
+        return act.COMMIT
     call = Call(attempt, policy, now, dice, event_type, replay, letterlike)
     match outcome:
-        case out.Applied():
-            return act.COMMIT
         case out.Ignored(reason):
             return act.Ignore(reason)
         case out.Rejected(failure):
