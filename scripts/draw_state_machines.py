@@ -40,7 +40,7 @@ LETTER_WORDS: dict[letters.Verb, str] = {
     letters.Verb.RESOLVED: "an operator did by hand what the function would have done",
     letters.Verb.EDITED: "an operator changed the data; the old version is kept",
     letters.Verb.SUPERSEDED: "a seek back, a reset or a rebuild brings its event round again",
-    letters.Verb.REOPENED: "an operator takes the settling back; only on an idle lane, audited",
+    letters.Verb.REOPENED: "an operator takes a discard back; only on an idle lane, one attempt, audited",
 }
 
 LEASE_WORDS: dict[lease.Verb, str] = {
@@ -111,7 +111,11 @@ def page() -> str:
                 "A letter holds one event out of the flow. *Open* is retrying or dead; the other states are settled.",
                 letters.TRANSITIONS,
                 LETTER_WORDS,
-                starts={letters.State.RETRYING: "parked", letters.State.DEAD: "buried"},
+                starts={
+                    letters.State.RETRYING: "parked",
+                    letters.State.DEAD: "buried",
+                    letters.State.DISCARDED: "discarded",
+                },
             ),
             *_machine(
                 "A lease",

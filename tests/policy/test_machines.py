@@ -75,6 +75,15 @@ def test_only_an_attempt_applies_buries_or_retries_and_only_a_retrying_letter_ha
     assert {state for state, verb in letters.TRANSITIONS if verb in by_attempt} == {letters.State.RETRYING}
 
 
+def test_what_was_applied_is_never_opened_again() -> None:
+    assert not reachable(letters, letters.State.APPLIED) & letters.OPEN
+
+
+def test_a_discard_is_taken_back_by_an_operator_or_not_at_all() -> None:
+    leaving = [verb for state, verb in letters.TRANSITIONS if state is letters.State.DISCARDED]
+    assert leaving == [letters.Verb.REOPENED]
+
+
 def test_a_superseded_letter_stays_so() -> None:
     assert reachable(letters, letters.State.SUPERSEDED) == {letters.State.SUPERSEDED}
 

@@ -1,8 +1,8 @@
 """The life of a letter, as a table.
 
 A letter is open (retrying or dead) or settled (applied, discarded or superseded). Every write
-to a letter is one of these steps, named in its journal by the verb. There is no way to delete one:
-what is settled stays, and what is open stays open until somebody or something settles it.
+to a letter is one of these steps. None of them deletes it: what is settled stays, and what is open
+stays open until somebody or something settles it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 class Verb(StrEnum):
-    """What happens to a letter: the words of its journal."""
+    """What happens to a letter."""
 
     RETRIED = "retried"  # an attempt failed, there will be another
     BURIED = "buried"
@@ -44,7 +44,7 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.RETRYING, Verb.RETRIED): State.RETRYING,
     (State.RETRYING, Verb.BURIED): State.DEAD,
     (State.RETRYING, Verb.APPLIED): State.APPLIED,
-    (State.RETRYING, Verb.IGNORED): State.DISCARDED,  # no effect was wanted; the journal's word tells it from a discard
+    (State.RETRYING, Verb.IGNORED): State.DISCARDED,  # settled without effects; `resolved_by` tells who asked for that
     (State.RETRYING, Verb.DISCARDED): State.DISCARDED,
     (State.RETRYING, Verb.RESOLVED): State.APPLIED,
     (State.RETRYING, Verb.EDITED): State.RETRYING,
@@ -55,12 +55,10 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.DEAD, Verb.RESOLVED): State.APPLIED,
     (State.DEAD, Verb.EDITED): State.DEAD,
     (State.DEAD, Verb.SUPERSEDED): State.SUPERSEDED,
-    # Reopening is an audited order of an operator, performed by the owner on an idle lane.
-    (State.APPLIED, Verb.REOPENED): State.DEAD,
-    (State.DISCARDED, Verb.REOPENED): State.DEAD,
-    # Seeking back runs these events again. (A rebuild keeps discards: it does not take this step.)
+    # A discard can be taken back, and then goes round like a replay. What was applied cannot: twice is not once.
+    (State.DISCARDED, Verb.REOPENED): State.RETRYING,
+    # Going back undoes what was applied, so that it can be applied again; a discard is somebody's word and stays.
     (State.APPLIED, Verb.SUPERSEDED): State.SUPERSEDED,
-    (State.DISCARDED, Verb.SUPERSEDED): State.SUPERSEDED,
 }
 
 
