@@ -46,6 +46,11 @@ def hit(name: str) -> None:
         _armed(name)
 
 
+def armed() -> Callable[[str], None] | None:
+    """What is installed, so that a test can put it back."""
+    return _armed
+
+
 def arm(hook: Callable[[str], None] | None) -> None:
     """Install what happens at a failpoint; None disarms."""
     global _armed
