@@ -54,9 +54,9 @@ def adapter(cls: type) -> TypeAdapter[Any]:
 def _plain(value: Any) -> Any:
     """What msgspec does not encode by itself, as something it does."""
     if is_pydantic(type(value)):
-        # round_trip leaves computed fields out: they are not input.
+        # round_trip leaves computed fields out: they are not input. A field of the wrong type is an error.
         cls: Any = type(value)
-        return adapter(cls).dump_python(value, mode="json", by_alias=True, round_trip=True)
+        return adapter(cls).dump_python(value, mode="json", by_alias=True, round_trip=True, warnings="error")
     if isinstance(value, str):  # a subclass, say Django's SafeString; below, say numpy's float64
         return str.__str__(value)
     if isinstance(value, int):

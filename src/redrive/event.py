@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha1
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
-from uuid import UUID
+from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 from msgspec import UNSET
@@ -28,17 +28,15 @@ T_co = TypeVar("T_co", covariant=True)
 
 KEY_BYTES_MAX = 512  # part of several indexes; longer keys are documents, not names
 NAME_CHARS_MAX = 200  # types and ids: they appear in every listing, metric and log line
-HEADERS_BYTES_MAX = (
-    16_384  # what common HTTP servers accept for all headers together, so that any sink can pass them on
-)
+HEADERS_BYTES_MAX = 16_384  # what common HTTP servers take for all headers together, so that any sink can pass them on
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EMISSIONS = UUID("5a2d5b6e-7f0c-5a55-9d5e-3f0f6c1b7c11").bytes  # namespace of emission ids: must never change
+_EMISSIONS = uuid5(NAMESPACE_URL, "urn:redrive:emission").bytes  # must never change: stored ids are made of it
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HEADERS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
 
-class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, repr_omit_defaults=False):
+class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
     """One stored event; `Event[OrderPlaced]` when its data is typed, `Event[Any]` when it is plain JSON.
 
     The arguments are a row of the store, in its order, and the registry that decodes the data.
@@ -68,7 +66,7 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, repr_omit_defa
     @property
     def time(self) -> datetime:
         """When it was appended (or when the producer says it happened): aware, in UTC."""
-        return _EPOCH + timedelta(microseconds=self.time_us)
+        return _EPOCH + timedelta(0, 0, self.time_us)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -110,6 +108,9 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, repr_omit_defa
         # Without the payload: it may be large, and personal data does not belong into logs.
         return f"Event({self.position}, {self.type!r}, key={self.key!r}, id={self.id!r}, {len(self.data_raw)} bytes)"
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("position", self.position), ("type", self.type), ("key", self.key), ("id", self.id)]
+
     def _row(self) -> tuple[object, ...]:
         return (
             self.position,
@@ -122,6 +123,11 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, repr_omit_defa
             self.headers_raw,
             self.data_raw,
         )
+
+
+def from_row(row: tuple[Any, ...], types: EventTypes) -> Event[Any]:
+    """The event of a store's row."""
+    return Event(*row, types)  # type: ignore[call-arg]  # a row is exactly the fields before `types`
 
 
 class NewEvent(NamedTuple):
@@ -144,16 +150,9 @@ def new_id(now_s: float, dice: Random) -> str:
 
     It keeps no memory of the last one, so the same clock and dice give the same ids.
     """
-    ticks = int(now_s * 4_096_000.0)  # 48 bits of milliseconds, then 12 bits of their fraction
-    noise = dice.getrandbits(62)
-    ms = ticks >> 12
-    return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - three times as fast as slicing a hex text
-        ms >> 16,
-        ms & 0xFFFF,
-        ticks & 0xFFF,
-        0x8000 | noise >> 48,
-        noise & 0xFFFFFFFFFFFF,
-    )
+    ticks = f"{int(now_s * 4_096_000.0):015x}"  # 48 bits of milliseconds, 12 of their fraction
+    noise = f"{0x8000_0000_0000_0000 | dice.getrandbits(62):x}"  # the variant, then chance
+    return f"{ticks[:8]}-{ticks[8:12]}-7{ticks[12:]}-{noise[:4]}-{noise[4:]}"
 
 
 def emission_id(subscription: str, event_id: str, ordinal: int) -> str:

@@ -1,7 +1,7 @@
 """How the data of one event type is read: the upcasts from the schema it was stored with, then its class.
 
-Whatever is wrong with the data, or with the user's code that looks only at the data, becomes Undecodable with a
-reason that does not quote the payload. Anything else (the disk, the network) passes through to the retry rules.
+Whatever is wrong with the data, or with the user's code that looks only at the data, becomes Undecodable. Anything
+else (the disk, the network) passes through to the retry rules. Our own reasons never quote the payload.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Reader:
             try:
                 data = self.upcasts[step](data)
             except _FAULTS as error:
-                raise Undecodable(f"the upcast from schema {step} failed: {_reason(error)}") from error
+                raise Undecodable(f"the upcast from schema {step} failed: {reason(error)}") from error
             if data is None:
                 raise Undecodable(f"the upcast from schema {step} returned None: return the new data")
         return encode_data(data)
@@ -53,10 +53,10 @@ class Reader:
     def undecodable(self, schema: int, raw: bytes, error: Exception) -> Undecodable:
         """The error to raise for what went wrong with an event of that schema."""
         if isinstance(error, UnicodeDecodeError | RecursionError) or type(error) is msgspec.DecodeError:
-            reason = not_json(error, raw)
+            why = not_json(error, raw)
         else:
-            reason = _reason(error)
-        return Undecodable(f"{self.name} (schema {schema}): {reason}")
+            why = reason(error)
+        return Undecodable(f"{self.name} (schema {schema}): {why}")
 
     def check_chain(self) -> None:
         """Refuse upcasts that lead past the class, or that leave out a step on the way to it."""
@@ -112,7 +112,13 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, EventError | msgspec.ValidationError):
+def cause_of(error: Exception) -> BaseException | None:
+    """What to show below our error: where the user's code failed, not where ours noticed."""
+    return error.__cause__ if isinstance(error, (EventError, RecursionError, *NOT_JSON)) else error
+
+
+def reason(error: Exception) -> str:
+    """One sentence for an error that the data caused."""
+    if isinstance(error, EventError | msgspec.MsgspecError):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from redrive.codec import encode_data, is_model
 from redrive.errors import EventError, UsageError
 from redrive.event import check_type
-from redrive.reader import DATA_ERRORS, Reader, Upcast, make_decoder
+from redrive.reader import DATA_ERRORS, Reader, Upcast, cause_of, make_decoder, reason
 
 C = TypeVar("C", bound=type)
 
@@ -106,7 +106,14 @@ class EventTypes:
             raise EventError(f"{_show(cls)} is {mark[0]!r} and cannot be appended as {name!r}")
         if self._classes.get(mark[0]) is not cls:
             self.register(cls)
-        return mark[0], mark[1], encode_data(value)
+        raw = encode_data(value)
+        try:
+            self._reader(mark[0]).decode(raw)  # a Struct or dataclass takes anything; its reader does not
+        except DATA_ERRORS as error:
+            raise EventError(f"{_show(cls)} has values that its fields do not allow: {reason(error)}") from cause_of(
+                error
+            )
+        return mark[0], mark[1], raw
 
     def decode(self, name: str, schema: int, raw: bytes) -> Any:
         """The data of a stored event, as its class or as plain JSON values; Undecodable says why not."""
@@ -116,7 +123,7 @@ class EventTypes:
                 return reader.decode(raw)
             return reader.decode(reader.lift(schema, raw))
         except DATA_ERRORS as error:
-            raise reader.undecodable(schema, raw, error) from error.__cause__
+            raise reader.undecodable(schema, raw, error) from cause_of(error)
 
     def check(self) -> None:
         """Build what decoding will need, so that a wrong class or a missing upcast stops the start, not an event."""
