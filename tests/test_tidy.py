@@ -43,10 +43,11 @@ LAYERS: dict[str, set[str]] = {
     "sinks": SHARED | {"policy"},
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner"},
-    "app": SHARED | PORTS | {"policy", "runner", "replay"},
+    "runtime": SHARED | PORTS,
+    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
-    "cli": SHARED | PORTS | {"policy", "runner", "replay", "app", "admin"},
-    "testing": SHARED | PORTS | {"policy", "runner", "replay", "app"},
+    "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin"},
+    "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
     "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app"},
 }
 LAYER_EXCEPTIONS = {
@@ -54,11 +55,11 @@ LAYER_EXCEPTIONS = {
 }
 # Upwards for type checkers only: what a part was made by, or is handed, and never imports when it runs.
 TYPES_ONLY = {
-    ("sources", "app"): "a Log belongs to the App that made it",
+    ("sources", "runtime"): "a Log belongs to the runtime of the App that made it",
     ("runner", "app"): "a process runs the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
-MAY_NAME_A_BACKEND = {"store", "app", "testing"}  # everybody else sees the ports
+MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports
 
 IMPURE = {
     "asyncio", "concurrent", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "sqlite3", "subprocess",

@@ -9,32 +9,27 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import os
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from redrive.clock import Env
 from redrive.context import Tx
 from redrive.errors import UsageError
 from redrive.event import NewEvent, check_type
-from redrive.observe import signals as sig
-from redrive.observe.signals import Listener, Signals
+from redrive.observe.signals import Listener
 from redrive.policy.decide import Policy
-from redrive.policy.retry import Conflicts, Retry
+from redrive.policy.retry import Conflicts, Retry, tuned
 from redrive.policy.rules import Rules
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Engine
 from redrive.runner.enroll import enroll
 from redrive.runner.supervise import Supervisor
-from redrive.settings import Settings, check_subscriptions, load_settings, settings_path
+from redrive.runtime import Runtime
+from redrive.settings import Settings, check_subscriptions
 from redrive.sources.log import Log
-from redrive.store.sqlite import SqliteStore
 from redrive.subscription import KeyBy, Order, Subscription, count_arguments
-from redrive.types import EventTypes
 from redrive.units import duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,26 +66,17 @@ class App:
         inline: bool = False,
     ) -> None:
         self.name = name
-        self.types = EventTypes()
-        self.signals = Signals(inline=inline)
         self.subscriptions: dict[str, Subscription] = {}
-        self._url, self._include, self._lifespan = store, tuple(include), lifespan
-        self._given_settings, self._given_env, self._inline = settings, env, inline
+        self.runtime = Runtime(store, settings, env, inline=inline)
+        self._include, self._lifespan = tuple(include), lifespan
         self._logs: dict[str, Log] = {}
-        self._lock = threading.Lock()
-        self._pid = 0
-        self._store: SqliteStore | None = None
-        self._env: Env | None = None
-        self._settings: Settings | None = None
-        self._running: tuple[Supervisor, asyncio.AbstractEventLoop] | None = None
-        self._deps: Any = None
 
     # ------------------------------------------------------------ declaring
 
     def log(self, name: str) -> Log:
         """The log of this name; it exists from its first event on."""
         check_type(name)
-        return self._logs.setdefault(name, Log(self, name))
+        return self._logs.setdefault(name, Log(self.runtime, name))
 
     def projection(
         self,
@@ -165,14 +151,14 @@ class App:
         """A function from data of this schema to data of the next, applied before decoding."""
 
         def declare(function: F) -> F:
-            self.types.upcast(name, schema, function)
+            self.runtime.types.upcast(name, schema, function)
             return function
 
         return declare
 
     def listen(self, listener: Listener) -> Listener:
         """Hear of everything the engine does, a batch of signals at a time; never in its way."""
-        return self.signals.listen(listener)
+        return self.runtime.signals.listen(listener)
 
     # ------------------------------------------------------------ using
 
@@ -180,19 +166,19 @@ class App:
     def transaction(self) -> Iterator[AppTx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
         logs: dict[str, int] = {}
-        with self.store.transaction() as tx:
+        with self.runtime.store.transaction() as tx:
             user = AppTx(tx.connection)
             yield user
             for log, event in user.pending:
                 rows, _ = tx.logs.append(log, [event])
                 logs[log] = rows[-1][0]
         for log, position in logs.items():
-            self.notify(log, sum(1 for name, _ in user.pending if name == log), position)
+            self.runtime.notify(log, sum(1 for name, _ in user.pending if name == log), position)
 
     @contextmanager
     def reader(self) -> Iterator[Tx]:
         """A consistent snapshot for reading your own tables."""
-        with self.store.reading() as tx:
+        with self.runtime.store.reading() as tx:
             yield Tx(tx.connection)
 
     def run(self, *, until_idle: bool = False, only: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> None:
@@ -221,70 +207,7 @@ class App:
 
     def close(self) -> None:
         """Let go of the store; the next use opens it again."""
-        with self._lock:
-            store, self._store = self._store, None
-        if store is not None and self._pid == os.getpid():
-            store.close()
-
-    # ------------------------------------------------------------ what the layers below ask for
-
-    @property
-    def settings(self) -> Settings:
-        """The effective settings."""
-        if self._settings is None:
-            path = settings_path(Path.cwd(), os.environ)
-            self._settings = self._given_settings or load_settings(path, os.environ)[0]
-        return self._settings
-
-    @property
-    def env(self) -> Env:
-        """Clocks, dice, identity; renewed after a fork."""
-        if self._given_env is not None:
-            return self._given_env
-        if self._env is None or self._pid != os.getpid():
-            self._env = Env()
-        return self._env
-
-    @property
-    def store(self) -> SqliteStore:
-        """The store, opened at first use. A forked child opens its own: SQLite handles must not cross a fork."""
-        if self._store is None or self._pid != os.getpid():
-            if self._pid not in (0, os.getpid()):
-                self._lock = threading.Lock()  # the parent's may be held for ever in this copy
-                self._store, self._env, self._running = None, None, None
-                self.signals = _heirs(self.signals, self._inline)
-            with self._lock:
-                if self._store is None:
-                    settings = self.settings
-                    path = store_path(settings.store or self._url)
-                    self._store = SqliteStore(
-                        path,
-                        busy_timeout=settings.busy_timeout,
-                        checkpoint_pages=settings.checkpoint_pages,
-                        inline=self._inline,
-                    )
-                    self._pid = os.getpid()
-        return self._store
-
-    def notify(self, log: str, count: int, position: int) -> None:
-        """Events were appended by this process: wake our loops at once, tell listeners."""
-        self.signals.tell((sig.Appended(log, count, position),))
-        self._wake(log)
-
-    def refuse_inside_projection(self) -> None:
-        """An append beside an open transaction of this thread would wait for itself."""
-        if self.store.inside_transaction():
-            raise UsageError(
-                "append inside a transaction: use tx.emit in a projection, append(…, tx=tx) in app.transaction()"
-            )
-
-    def engine(self, request_stop: Callable[[str], None] = lambda why: None) -> Engine:
-        """What the runner needs."""
-        return Engine(
-            store=self.store, env=self.env, settings=self.settings, types=self.types, signals=self.signals,
-            deps=lambda: self._deps, request_stop=request_stop, appended=self._wake,
-            worker=self.env.owner.replace("|", " "),
-        )  # fmt: skip
+        self.runtime.close()
 
     # ------------------------------------------------------------ private
 
@@ -299,58 +222,52 @@ class App:
         self.subscriptions[subscription.name] = subscription
 
     def _types(self, types: tuple[str | type, ...]) -> tuple[str, ...]:
-        names = [item if isinstance(item, str) else self.types.name_of(item) for item in types]
+        names = [item if isinstance(item, str) else self.runtime.types.name_of(item) for item in types]
         return tuple(dict.fromkeys(names))
 
-    def _wake(self, log: str) -> None:
-        if self._running is None:
-            return
-        supervisor, loop = self._running
-        try:
-            loop.call_soon_threadsafe(supervisor.appended, log)
-        except RuntimeError:  # that loop is closed: nobody is running
-            self._running = None
-
-    def selected(self, only: Iterable[str] | None, exclude: Iterable[str]) -> list[Subscription]:
+    def _selected(self, only: Iterable[str] | None, exclude: Iterable[str]) -> list[Subscription]:
         """The subscriptions to run, with the overrides of the settings."""
         for module in self._include:
             importlib.import_module(module)
-        self.types.check()
+        self.runtime.types.check()
         wanted, unwanted = None if only is None else set(only), set(exclude)
         for name in sorted((wanted or set()) | unwanted):
             if name not in self.subscriptions:
                 raise UsageError(
                     f"there is no subscription {name!r}; this app has {', '.join(self.subscriptions) or 'none'}"
                 )
-        check_subscriptions(self.settings, self.subscriptions)
+        check_subscriptions(self.runtime.settings, self.subscriptions)
         return [
-            _overridden(subscription, self.settings)
+            _overridden(subscription, self.runtime.settings)
             for name, subscription in self.subscriptions.items()
             if (wanted is None or name in wanted) and name not in unwanted
         ]
 
     @asynccontextmanager
     async def _supervised(self, only: Iterable[str] | None, exclude: Iterable[str]) -> AsyncIterator[Supervisor]:
-        if self._running is not None and self._pid == os.getpid():
+        runtime, loop = self.runtime, asyncio.get_running_loop()
+        if runtime.is_running:
             raise UsageError("this app is running already in this process")
-        loop = asyncio.get_running_loop()
-        chosen = self.selected(only, exclude)
-        stopper: list[Supervisor] = []
+        stoppable: list[Supervisor] = []
 
         def request_stop(why: str) -> None:
-            loop.call_soon_threadsafe(lambda: stopper[0].stop(why))
+            loop.call_soon_threadsafe(lambda: stoppable[0].stop(why))
 
-        engine = self.engine(request_stop)
-        work = enroll(engine, chosen)
+        engine = Engine(
+            store=runtime.store, env=runtime.env, settings=runtime.settings, types=runtime.types,
+            signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=runtime.wake,
+            worker=runtime.env.owner.replace("|", " "),
+        )  # fmt: skip
+        work = enroll(engine, self._selected(only, exclude))
         async with self._lifespan_entered():
-            supervisor = Supervisor(engine, Bridge(self.store), work, threads=not self._inline)
-            stopper.append(supervisor)
-            self._running = (supervisor, loop)
+            supervisor = Supervisor(engine, Bridge(runtime.store), work, threads=not runtime.inline)
+            stoppable.append(supervisor)
+            runtime.read_by(supervisor.appended, loop)
             try:
                 yield supervisor
             finally:
-                self._running = None
-                self.signals.flush(1.0)
+                runtime.read_by(None, None)
+                runtime.signals.flush(1.0)
 
     @asynccontextmanager
     async def _lifespan_entered(self) -> AsyncIterator[None]:
@@ -359,29 +276,15 @@ class App:
             return
         manager = self._lifespan(self)
         if hasattr(manager, "__aenter__"):
-            async with manager as self._deps:
+            async with manager as self.runtime.deps:
                 yield
         elif hasattr(manager, "__enter__"):
-            with manager as self._deps:
+            with manager as self.runtime.deps:
                 yield
         else:
             raise UsageError(
                 "lifespan= takes a function of the app that returns a context manager (@asynccontextmanager)"
             )
-
-
-def store_path(url: str | None) -> str:
-    """The file behind a store's name."""
-    if not url:
-        raise UsageError(
-            'no store: write App("shop.db"), set REDRIVE_STORE, or put store = "shop.db" into redrive.toml'
-        )
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return url
-    if scheme == "sqlite":
-        return rest.removeprefix("/") or ":memory:"
-    raise UsageError(f"store {scheme}://…: this version knows SQLite only: a path, or sqlite:///path")
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -408,21 +311,10 @@ def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
     if found is None:
         return replace(subscription, policy=policy)
     given = found.retry.given()
-    policy = replace(policy, retry=tuple(replace(rule, **given) for rule in policy.retry))
+    policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry))
     return replace(
         subscription,
         policy=policy,
         concurrency=found.concurrency or subscription.concurrency,
         timeout=found.timeout or subscription.timeout,
     )
-
-
-def _heirs(signals: Signals, inline: bool) -> Signals:
-    """Listeners survive a fork, the thread that calls them does not."""
-    fresh = Signals(inline=inline)
-    for listener in signals._listeners:
-        fresh.listen(listener)
-    return fresh
-
-
-__all__ = ["App", "AppTx", "store_path"]

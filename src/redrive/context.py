@@ -186,6 +186,11 @@ class Ctx:
             return None
         return Effects(tuple(self._statements or ()), tuple(self._emissions or ()), saved)
 
+    @property
+    def touched(self) -> bool:
+        """Was anything asked for?"""
+        return self._loaded is not None or self._emissions is not None or self._statements is not None
+
     def kill(self) -> None:
         """The function overran its timeout: whatever it still asks is refused."""
         self._dead = True

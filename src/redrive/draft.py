@@ -62,7 +62,7 @@ def draft_item(types: EventTypes, env: Env, item: Any) -> NewEvent:
         return draft(types, env, item)
     unknown = set(item) - FIELDS
     if unknown or "type" not in item:
-        wrong = f"unknown field {sorted(map(str, unknown))[0]!r}" if unknown else "no 'type'"
+        wrong = f"unknown field {min(map(str, unknown))!r}" if unknown else "no 'type'"
         raise EventError(f"append_many: {wrong}; an item has {', '.join(sorted(FIELDS))}")
     rest = {name: value for name, value in item.items() if name not in ("type", "data")}
     return draft(types, env, item["type"], item.get("data"), **rest)

@@ -223,6 +223,12 @@ class Signals:
         except queue.Full:
             self.dropped += 1
 
+    def heir(self) -> Signals:
+        """The same listeners after a fork, which the thread that calls them does not survive."""
+        fresh = Signals(inline=self._inline)
+        fresh._listeners = self._listeners
+        return fresh
+
     def flush(self, timeout: float) -> None:
         """Wait until what was told has been heard, at most so long."""
         if self._thread is not None and self._thread.is_alive():

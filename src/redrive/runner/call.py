@@ -8,7 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from redrive.context import Escalate
 from redrive.errors import BadKey, Ignore, Reject, RetryLater, Undecodable, VersionConflict
+from redrive.event import Event
 from redrive.policy import outcome as out
 from redrive.policy.fingerprint import fingerprint
 from redrive.policy.outcome import Failure, Outcome
@@ -89,6 +91,41 @@ def overran(seconds: float) -> Outcome:
     return out.Failed(error, describe(error))
 
 
-def was_cancelled(error: BaseException) -> bool:
-    """Is this the cancellation of the task that awaits, rather than a failure of the function?"""
-    return isinstance(error, asyncio.CancelledError)
+def attempt(function: Callable[..., Any], *arguments: Any) -> BaseException | None:
+    """Call a user's function; what it raised, or None."""
+    try:
+        function(*arguments)
+    except Escalate:  # ours: the transaction must begin again
+        raise
+    except BaseException as error:
+        return error
+    return None
+
+
+async def attempt_async(
+    function: Callable[..., Any], arguments: tuple[Any, ...], overran: Callable[[], bool]
+) -> BaseException | None:
+    """Await a user's function; what it raised, or None. Our own cancellation passes through."""
+    try:
+        await function(*arguments)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if not overran() and task is not None and task.cancelling():
+            raise
+        return error
+    except BaseException as error:
+        return error
+    return None
+
+
+def find_key(key_of: Callable[[Event[Any]], str | None], event: Event[Any]) -> tuple[str | None, Outcome | None]:
+    """The event's key, or what the lack of one means: `key_by` is the user's and may raise anything."""
+    try:
+        return key_of(event), None
+    except Undecodable as error:
+        return None, out.Unreadable(describe(error))
+    except BadKey as error:
+        return None, out.Unkeyed(describe(error))
+    except Exception as error:
+        bad = BadKey(f"key_by raised {type(error).__name__}: {_text(error, 200)}")
+        return None, out.Unkeyed(describe(bad.with_traceback(error.__traceback__)))

@@ -13,12 +13,14 @@ from typing import Any
 from redrive.clock import Env
 from redrive.context import Effects, Emitter
 from redrive.errors import Fenced, Halted
-from redrive.event import Event
+from redrive.event import Event, from_row
+from redrive.failpoints import hit
 from redrive.observe.signals import Signals
 from redrive.policy.lanes import Head, Lanes
 from redrive.policy.lease import Lease, is_crash
-from redrive.policy.outcome import Outcome
+from redrive.policy.outcome import Crashed, Outcome
 from redrive.policy.progress import Window
+from redrive.runner.call import find_key
 from redrive.settings import Settings
 from redrive.store.port import StoreTx, Subscribed
 from redrive.subscription import Subscription
@@ -46,8 +48,10 @@ class Engine:
 class Work:
     """One event on its way through one attempt."""
 
-    __slots__ = ("alone", "attempt", "chained", "ctx", "effects", "event", "follow", "head", "key", "lane", "outcome", "position",
-                 "reruns", "started", "timed_out")  # fmt: skip
+    __slots__ = (
+        "alone", "attempt", "chained", "ctx", "effects", "event", "follow", "head", "key", "lane", "outcome",
+        "position", "reruns", "started", "timed_out",
+    )  # fmt: skip
 
     def __init__(self, event: Event[Any] | None, position: int, key: str | None, lane: str | None, head: Head | None):
         self.event, self.position, self.key, self.lane, self.head = event, position, key, lane, head
@@ -118,6 +122,28 @@ class Duty:
             return work.position <= self.horizon
         return work.head.letter in self.suspects
 
+    def work(self, event: Event[Any]) -> Work:
+        """An event as work; one without a usable key goes to a lane of its own, its fate known."""
+        subscription = self.subscription
+        key, outcome = find_key(subscription.key_of, event)
+        if outcome is not None:
+            work = Work(event, event.position, event.key, None, None)
+            work.outcome = outcome
+            return work
+        return Work(event, event.position, key, subscription.lane_of(key), None)
+
+    def mark_alone(self, work: Work) -> None:
+        """Leave a mark before an event that may have killed the process; too many marks are its outcome."""
+        charges = self.charges.get(work.position, 0)
+        work.alone = True
+        if charges >= self.engine.settings.crash_charges_max:
+            work.outcome = Crashed(charges)
+            return
+        with self.engine.store.transaction() as tx:
+            tx.progress.fence(self.id, self.epoch, self.window.position)
+            tx.keyed.run_alone(self.id, work.position, self.engine.env.boot)
+            hit("alone.before_commit")
+
     def load_state(self, key: str) -> tuple[int, bytes]:
         """Keyed state as last committed; the owner is its only writer."""
         found = self.states.get(key)
@@ -135,7 +161,7 @@ class Duty:
 
     def event(self, row: Any) -> Event[Any]:
         """The event of a row, with the latest edit of its data if a rebuild meets one again."""
-        event: Event[Any] = Event(*row, self.engine.types)
+        event = from_row(row, self.engine.types)
         if self.edits and event.position in self.edits:
             return event.with_data(self.edits[event.position][1])
         return event

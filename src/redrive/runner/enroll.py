@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from redrive.errors import UsageError
-from redrive.event import Event
+from redrive.event import from_row
 from redrive.policy.patterns import matches
+from redrive.runner.call import find_key
 from redrive.runner.duty import Engine
 from redrive.store.port import StoreTx, Subscribed
 from redrive.subscription import Subscription
@@ -106,8 +107,8 @@ def _check_filter(tx: StoreTx, subscription: Subscription, row: Subscribed) -> N
     position = tx.progress.get(row.id).position
     if position > from_position and not narrower(subscription.types, former):
         raise UsageError(
-            f"{row.name!r} now asks for {_show(subscription.types)}, so far for {_show(former)}: events it never saw lie "
-            f"below its progress. `redrive rebuild {row.name}` applies them, "
+            f"{row.name!r} now asks for {_show(subscription.types)}, so far for {_show(former)}: events it never "
+            f"saw lie below its progress. `redrive rebuild {row.name}` applies them, "
             f"`redrive accept-from-now {row.name} --reason …` leaves them out, audited"
         )
     tx.progress.add_filter(row.id, position, subscription.types)
@@ -129,18 +130,17 @@ def _check_keys(engine: Engine, tx: StoreTx, subscription: Subscription, row: Su
     """Open letters wait in lanes by key: a key function that answers differently now would mix them up."""
     if subscription.order != "key":
         return
-    for letter, position, lane, _, _, _, _ in tx.sql.all("open_letters", {"subscription": row.id}):
+    for letter, position, lane, *_ in tx.sql.all("open_letters", {"subscription": row.id}):
         found = tx.letters.event(letter)
         if found is None or lane is None:
             continue
-        try:
-            key = subscription.key_of(Event(*found, engine.types))
-        except Exception:  # a key function may raise anything; such a letter stays in its lane
+        key, problem = find_key(subscription.key_of, from_row(found, engine.types))
+        if problem is not None:  # such a letter stays in its lane
             continue
         if key != lane:
             raise UsageError(
-                f"{row.name!r}: letter {letter} (position {position}) waits in lane {lane!r}, but key_by now says {key!r}. "
-                f"Restore the key function, or move all open letters: redrive rekey {row.name} --reason …"
+                f"{row.name!r}: letter {letter} (position {position}) waits in lane {lane!r}, but key_by now says "
+                f"{key!r}. Restore the key function, or move all open letters: redrive rekey {row.name} --reason …"
             )
 
 
@@ -154,7 +154,8 @@ def _check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> N
             raise UsageError(f"table {table!r} belongs to {owner!r} already; two projections cannot own one table")
         if table in stored and stored[table] != columns and columns is not None:
             raise UsageError(
-                f"{row.name!r}: the definition of table {table!r} changed; `redrive rebuild {row.name}` drops and fills it anew"
+                f"{row.name!r}: the definition of table {table!r} changed; "
+                f"`redrive rebuild {row.name}` drops and fills it anew"
             )
         if table not in stored:
             tx.sql.run("table_add", {"name": table, "subscription": row.id, "columns": columns})

@@ -6,21 +6,18 @@ one hop to the store per round; workers only call functions and put the outcome 
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from typing import Any
 
 from redrive.context import Ctx
-from redrive.errors import BugError, Fenced, Undecodable
-from redrive.event import Event
+from redrive.errors import BugError, Fenced
+from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
-from redrive.runner.call import describe, outcome_of, overran
+from redrive.runner.call import attempt, attempt_async, outcome_of, overran
 from redrive.runner.duty import Duty, Work
-from redrive.runner.project import _as_bad_key
 from redrive.runner.settle import Settling, decision
 from redrive.store.sql import Row
 
@@ -126,23 +123,12 @@ class Handling:
             if not subscription.wants(row[2]):
                 window.skip(row[0])
                 continue
-            work = self._work(duty.event(row))
+            work = duty.work(duty.event(row))
             if duty.lanes and duty.lanes.size(work.lane) >= lane_max:
                 self.lane_full = work.lane or ""
                 return
             if window.take(row[0]):
                 self.desk.add(work)
-
-    def _work(self, event: Event[Any]) -> Work:
-        subscription = self.duty.subscription
-        try:
-            key = subscription.key_of(event)
-        except Exception as error:
-            work = Work(event, event.position, event.key, None, None)
-            known = isinstance(error, Undecodable)
-            work.outcome = out.Unreadable(describe(error)) if known else out.Unkeyed(describe(_as_bad_key(error)))
-            return work
-        return Work(event, event.position, key, subscription.lane_of(key), None)
 
     def take_letters(self, due: list[tuple[str | None, Head, Row | None]]) -> None:
         """Queue heads that are due."""
@@ -150,7 +136,7 @@ class Handling:
             if row is None:
                 self.halt = f"letter {head.letter}: its event at {head.position} is no longer in the log"
                 continue
-            work = self._work(Event(*row, self.duty.engine.types))
+            work = self.duty.work(from_row(row, self.duty.engine.types))
             work.lane, work.head, work.attempt = lane, head, head.attempts + 1
             self.desk.add(work)
 
@@ -179,45 +165,29 @@ class Handling:
             limit = engine.settings.error_text_max
             work.outcome = outcome_of(error, engine.store.is_the_world, reruns=work.reruns, limit=limit)
         else:
-            try:
-                work.effects = work.ctx.effects()
-            except Exception as broken:  # a state that cannot be stored is the function's failure
-                work.outcome = outcome_of(broken, engine.store.is_the_world, reruns=work.reruns)
-            else:
-                work.outcome = out.APPLIED
+            work.outcome = out.APPLIED
         work.ctx = None
 
     def call_sync(self, work: Work) -> None:
         """Run a plain function, on a thread of the pool."""
         ctx = self.prepare(work)
-        error: BaseException | None = None
-        try:
-            if self.duty.subscription.arguments == 2:
-                self.duty.subscription.function(work.event, ctx)
-            else:
-                self.duty.subscription.function(work.event)
-        except BaseException as raised:
-            error = raised
-        self.finish(work, error)
+        error = attempt(self.duty.subscription.function, *(work.event, ctx)[: self.duty.subscription.arguments])
+        self.finish(work, error or self._collect(work, ctx))
+
+    def _collect(self, work: Work, ctx: Ctx) -> BaseException | None:
+        """What the function asked for; a state that cannot be stored is its failure."""
+
+        def collect() -> None:
+            work.effects = ctx.effects()
+
+        return attempt(collect) if ctx.touched else None
 
     async def call_async(self, work: Work) -> None:
         """Run a coroutine function on the loop; our own cancellation passes through."""
         ctx = self.prepare(work)
-        error: BaseException | None = None
-        try:
-            if self.duty.subscription.arguments == 2:
-                await self.duty.subscription.function(work.event, ctx)
-            else:
-                await self.duty.subscription.function(work.event)
-        except asyncio.CancelledError as raised:
-            if not work.timed_out:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-            error = raised
-        except BaseException as raised:
-            error = raised
-        self.finish(work, error)
+        arguments = (work.event, ctx)[: self.duty.subscription.arguments]
+        error = await attempt_async(self.duty.subscription.function, arguments, lambda: work.timed_out)
+        self.finish(work, error or self._collect(work, ctx))
 
     # ------------------------------------------------------------ settling
 
@@ -270,15 +240,10 @@ class Handling:
         tx = settling.tx
         if isolate or work.head is not None:
             tx.savepoint()
-        try:
-            settling.effects(work)
-            if not settling.commit(work):  # an operator was faster: the effects are dropped
-                tx.undo()
-        except (Fenced, BugError):
-            raise
-        except Exception as error:
-            if self.duty.engine.store.is_the_world(error):
-                raise
+        error = attempt(self._apply_effects, settling, work)
+        if isinstance(error, Fenced | BugError) or (error and self.duty.engine.store.is_the_world(error)):
+            raise error
+        if error is not None:
             if not isolate and work.head is None:
                 raise _Isolate from error
             tx.undo()
@@ -289,6 +254,12 @@ class Handling:
             return
         if isolate or work.head is not None:
             tx.keep()
+
+    @staticmethod
+    def _apply_effects(settling: Settling, work: Work) -> None:
+        settling.effects(work)
+        if not settling.commit(work):  # an operator was faster: the effects are dropped
+            settling.tx.undo()
 
     def _write_bad(self, settling: Settling, work: Work, result: Round) -> None:
         action = decision(self.duty, work)
@@ -304,19 +275,10 @@ class Handling:
                 settling.write(work, action)
 
     def mark_alone(self, work: Work) -> None:
-        """Leave a mark before an event that may have killed the process; too many marks are its outcome."""
-        duty = self.duty
-        charges = duty.charges.get(work.position, 0)
-        work.alone = True
+        """Before an event that may have killed the process; runs where writing happens."""
         if work.head is not None:
-            duty.suspects.discard(work.head.letter)
-        if charges >= duty.engine.settings.crash_charges_max:
-            work.outcome = out.Crashed(charges)
-            return
-        with duty.engine.store.transaction() as tx:
-            tx.progress.fence(duty.id, duty.epoch, duty.window.position)
-            tx.keyed.run_alone(duty.id, work.position, duty.engine.env.boot)
-            hit("alone.before_commit")
+            self.duty.suspects.discard(work.head.letter)
+        self.duty.mark_alone(work)
 
     def stuck(self, now: float) -> list[Work]:
         """Works that overran the timeout just now; their ctx is dead from here on."""

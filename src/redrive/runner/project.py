@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redrive.context import SAME_KEY, Escalate, Tx
-from redrive.errors import BadKey, StoreError, Undecodable
-from redrive.event import Event
+from redrive.errors import StoreError
+from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
-from redrive.runner.call import describe, outcome_of
+from redrive.runner.call import attempt, outcome_of
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision
 from redrive.store.port import StoreTx
@@ -101,7 +101,7 @@ class Projector:
         if works and duty.needs_care(works[0]):
             works = works[:1]
             duty.window.rewind(works[0].position)
-            self._mark_alone(works[0])
+            duty.mark_alone(works[0])
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
             settling = self._settling = Settling(tx, duty)
@@ -138,24 +138,13 @@ class Projector:
                 window.skip(row[0])
                 continue
             event = duty.event(row)
-            work = Work(event, row[0], row[3], row[3], None) if plain else self._keyed(event)
+            work = Work(event, row[0], row[3], row[3], None) if plain else duty.work(event)
             if lanes and lanes.size(work.lane) >= settings.lane_max:
                 turn.lane_full = work.lane or ""
                 break
             if window.take(row[0]):
                 works.append(work)
         return works
-
-    def _keyed(self, event: Event[Any]) -> Work:
-        subscription = self.duty.subscription
-        try:
-            key = subscription.key_of(event)
-        except Exception as error:
-            work = Work(event, event.position, event.key, None, None)
-            known = isinstance(error, Undecodable)
-            work.outcome = out.Unreadable(describe(error)) if known else out.Unkeyed(describe(_as_bad_key(error)))
-            return work
-        return Work(event, event.position, key, subscription.lane_of(key), None)
 
     def _apply(self, tx: StoreTx, settling: Settling, works: list[Work], turn: Turn, started: float) -> int:
         """Run the functions; returns how many works have their fate written."""
@@ -205,15 +194,9 @@ class Projector:
         if work.outcome is not None and work.outcome is not out.APPLIED:
             return False  # no key, or its crashes are over
         self._event, self._key, self._ordinal = work.event, work.key, 0
-        try:
-            self._function([work.event] if self.duty.subscription.batch else work.event, user)
-        except Escalate:
-            raise
-        except BaseException as error:
-            work.outcome = self._outcome(work, error)
-            return False
-        work.outcome = out.APPLIED
-        return True
+        error = attempt(self._function, [work.event] if self.duty.subscription.batch else work.event, user)
+        work.outcome = out.APPLIED if error is None else self._outcome(work, error)
+        return error is None
 
     def _outcome(self, work: Work, error: BaseException) -> Outcome:
         engine = self.duty.engine
@@ -250,15 +233,15 @@ class Projector:
         runnable = [work for work in works if work.lane not in parked]
         tx.savepoint()
         self._event, self._key, self._ordinal = works[0].event, works[0].key, 0
-        try:
-            if runnable:
-                self._function([work.event for work in runnable], Tx(tx.connection, self._emit))
-        except Exception as error:
-            tx.undo()
-            tx.keep()
+        error = None
+        if runnable:
+            error = attempt(self._function, [work.event for work in runnable], Tx(tx.connection, self._emit))
+        if error is not None:
             self._outcome(works[0], error)  # the world's fault ends the transaction here
-            return False
+            tx.undo()
         tx.keep()
+        if error is not None:
+            return False
         for work in works:
             if work.lane in parked:
                 settling.follow(work)
@@ -274,7 +257,7 @@ class Projector:
         alone = None
         if due[0][1].letter in duty.suspects:
             alone = Work(None, due[0][1].position, None, *due[0])
-            self._mark_alone(alone)
+            duty.mark_alone(alone)
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
             settling = self._settling = Settling(tx, duty)
@@ -304,7 +287,7 @@ class Projector:
             if row is None:
                 turn.halt = f"letter {head.letter}: its event at {head.position} is no longer in the log"
                 return
-            work = self._keyed(Event(*row, engine.types))
+            work = self.duty.work(from_row(row, engine.types))
             work.lane, work.head, work.attempt = lane, head, head.attempts + 1
             if alone is not None:
                 work.alone, work.outcome = True, alone.outcome
@@ -320,19 +303,6 @@ class Projector:
             head = tx.letters.head(self.duty.id, lane)
 
     # ------------------------------------------------------------ helpers
-
-    def _mark_alone(self, work: Work) -> None:
-        """Leave a mark before an event that may have killed the process; too many marks are its outcome."""
-        duty = self.duty
-        charges = duty.charges.get(work.position, 0)
-        work.alone = True
-        if charges >= duty.engine.settings.crash_charges_max:
-            work.outcome = out.Crashed(charges)
-            return
-        with duty.engine.store.transaction() as tx:
-            tx.progress.fence(duty.id, duty.epoch, duty.window.position)
-            tx.keyed.run_alone(duty.id, work.position, duty.engine.env.boot)
-            hit("alone.before_commit")
 
     def _emit(self, log: Any, type: Any, data: Any, key: Any, headers: Any, expected_version: int | None) -> None:
         duty, event = self.duty, self._event
@@ -351,10 +321,3 @@ class Projector:
         if settling.buried and not self.duty.durable:
             self.duty.engine.store.sync()
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
-
-
-def _as_bad_key(error: BaseException) -> BaseException:
-    if isinstance(error, BadKey):
-        return error
-    bad = BadKey(f"key_by raised {type(error).__name__}")
-    return bad.with_traceback(error.__traceback__)

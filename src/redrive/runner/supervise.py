@@ -86,7 +86,7 @@ class Supervisor:
         """A graceful stop: running functions may finish, but not for ever."""
         for loop in list(self.loops.values()):
             if loop.duty.horizon or loop.duty.suspects or loop.duty.charges:
-                await self._quietly(lambda duty=loop.duty: leases.excuse(duty))  # type: ignore[misc]
+                await self._quietly(lambda duty=loop.duty: leases.excuse(duty))
         if keepers:
             await asyncio.wait(keepers, timeout=self.engine.settings.stop_timeout)
 

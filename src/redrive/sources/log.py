@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, overload
 from redrive.context import Tx
 from redrive.draft import draft, draft_item
 from redrive.errors import UsageError
-from redrive.event import Event, NewEvent
-from redrive.store.sqlite.writer import Appending
+from redrive.event import Event, NewEvent, from_row
+from redrive.store.port import Appending
 
 if TYPE_CHECKING:
-    from redrive.app import App
+    from redrive.runtime import Runtime
 
 PAGE = 500  # events read at a time by `read`
 APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
@@ -28,9 +28,9 @@ class Log:
     1
     """
 
-    def __init__(self, app: App, name: str) -> None:
+    def __init__(self, runtime: Runtime, name: str) -> None:
         self.name = name
-        self._app = app
+        self._runtime = runtime
 
     def __repr__(self) -> str:
         return f"Log({self.name!r})"
@@ -44,7 +44,8 @@ class Log:
     @overload
     def append(
         self, type: Any, data: Any = ..., *, key: str | None = ..., id: str | None = ...,
-        headers: Mapping[str, str] | None = ..., time: datetime | None = ..., expected_version: int | None = ..., tx: Tx,
+        headers: Mapping[str, str] | None = ..., time: datetime | None = ..., expected_version: int | None = ...,
+        tx: Tx,
     ) -> None: ...  # fmt: skip
     def append(
         self,
@@ -60,7 +61,7 @@ class Log:
     ) -> Event[Any] | None:
         """Store one event, durably, and return it; with `tx=` it is appended when that transaction commits."""
         event = draft(
-            self._app.types, self._app.env, type, data, key=key, id=id, headers=headers, time=time,
+            self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
             expected_version=expected_version,
         )  # fmt: skip
         if tx is not None:
@@ -70,7 +71,7 @@ class Log:
 
     def append_many(self, events: Iterable[Any], *, tx: Tx | None = None) -> list[Event[Any]]:
         """Store many, all or none, in one transaction: dicts with the arguments of `append`, or typed events."""
-        drafts = [draft_item(self._app.types, self._app.env, item) for item in events]
+        drafts = [draft_item(self._runtime.types, self._runtime.env, item) for item in events]
         if len(drafts) > APPEND_MANY_MAX:
             raise UsageError(
                 f"append_many takes {APPEND_MANY_MAX:,} events at most, not {len(drafts):,}: split the list"
@@ -93,7 +94,7 @@ class Log:
     ) -> Event[Any]:
         """Like `append`, without blocking the event loop; calls that wait together share one commit."""
         event = draft(
-            self._app.types, self._app.env, type, data, key=key, id=id, headers=headers, time=time,
+            self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
             expected_version=expected_version,
         )  # fmt: skip
         loop = asyncio.get_running_loop()
@@ -106,32 +107,36 @@ class Log:
                 else:
                     future.set_result(rows)
 
-        self._app.store.append(
-            Appending(self.name, [event], lambda rows, error: loop.call_soon_threadsafe(resolve, rows, error))
-        )
+        def done(rows: Any, error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(resolve, rows, error)
+
+        self._runtime.store.append(Appending(self.name, [event], done))
         rows = await future
-        self._app.notify(self.name, 1, rows[-1][0])
-        return Event(*rows[0], self._app.types)
+        self._runtime.notify(self.name, 1, rows[-1][0])
+        return from_row(rows[0], self._runtime.types)
 
     def read(self, after: int = 0) -> Iterator[Event[Any]]:
         """All events above a position, in order, a page at a time."""
         while True:
-            with self._app.store.reading() as tx:
+            with self._runtime.store.reading() as tx:
                 rows = tx.logs.after(tx.logs.id_of(self.name), after, PAGE)
             for row in rows:
-                yield Event(*row, self._app.types)
+                yield from_row(row, self._runtime.types)
             if len(rows) < PAGE:
                 return
             after = rows[-1][0]
 
     def read_key(self, key: str, after_version: int = 0) -> list[Event[Any]]:
         """The events of one key above a version, oldest first."""
-        with self._app.store.reading() as tx:
+        with self._runtime.store.reading() as tx:
             rows = tx.logs.of_key(tx.logs.id_of(self.name), key, after_version, -1)
-        return [Event(*row, self._app.types) for row in rows]
+        return [from_row(row, self._runtime.types) for row in rows]
 
     def _store(self, events: list[NewEvent]) -> list[Event[Any]]:
-        self._app.refuse_inside_projection()
+        if self._runtime.store.inside_transaction():  # it would wait for itself
+            raise UsageError(
+                "append inside a transaction: use tx.emit in a projection, append(…, tx=tx) in app.transaction()"
+            )
         answered = threading.Event()
         answer: list[Any] = []
 
@@ -139,13 +144,13 @@ class Log:
             answer.extend((rows, error))
             answered.set()
 
-        self._app.store.append(Appending(self.name, events, done))
+        self._runtime.store.append(Appending(self.name, events, done))
         answered.wait()
         rows, error = answer
         if error is not None:
             raise error
-        self._app.notify(self.name, len(rows), rows[-1][0])
-        return [Event(*row, self._app.types) for row in rows]
+        self._runtime.notify(self.name, len(rows), rows[-1][0])
+        return [from_row(row, self._runtime.types) for row in rows]
 
     def _later(self, tx: Tx, events: list[NewEvent]) -> None:
         pending = getattr(tx, "pending", None)

@@ -46,4 +46,4 @@ class Keyed:
     def charge(self, subscription: int, boot: str) -> dict[int, int]:
         """Charge what was running when the former owner died on this boot; charges by position."""
         self._sql.run("inflight_charge", {"subscription": subscription, "boot": boot})
-        return dict(self._sql.all("inflight_all", {"subscription": subscription}))  # type: ignore[arg-type]
+        return dict(self._sql.all("inflight_all", {"subscription": subscription}))

@@ -116,4 +116,4 @@ class Letters:
 
     def counts(self, subscription: int) -> dict[str, int]:
         """Letters per state, from the counters."""
-        return dict(self._sql.all("letter_counts_of", {"subscription": subscription}))  # type: ignore[arg-type]
+        return dict(self._sql.all("letter_counts_of", {"subscription": subscription}))

@@ -126,4 +126,4 @@ class Logs:
 
     def counts(self, log: int, above: int, upto: int) -> dict[str, int]:
         """Events per type in a range of positions."""
-        return dict(self._sql.all("events_count", {"log": log, "above": above, "upto": upto}))  # type: ignore[arg-type]
+        return dict(self._sql.all("events_count", {"log": log, "above": above, "upto": upto}))

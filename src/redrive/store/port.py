@@ -6,12 +6,13 @@ Two writes that must agree are in one `with store.transaction()`. A backend is c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from redrive.event import NewEvent
     from redrive.store.books import Books
     from redrive.store.keyed import Keyed
     from redrive.store.letters import Letters
@@ -84,6 +85,15 @@ class LetterRow(NamedTuple):
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Appending:
+    """One caller's append, waiting to be committed with others."""
+
+    log: str
+    events: Sequence[NewEvent]
+    done: Callable[[Any, BaseException | None], None]
+
+
 class StoreTx(Protocol):
     """One open transaction. Facets share it; leaving the `with` block commits or rolls back."""
 
@@ -112,6 +122,18 @@ class Store(Protocol):
 
     def reading(self) -> AbstractContextManager[StoreTx]:
         """A consistent snapshot for reading."""
+        ...
+
+    def append(self, appending: Appending) -> None:
+        """Append durably; the appending's `done(rows, error)` is called when it is committed."""
+        ...
+
+    def inside_transaction(self) -> bool:
+        """Does this thread hold the store's transaction?"""
+        ...
+
+    def is_the_world(self, error: BaseException) -> bool:
+        """Is an error about the disk, the lock, the connection, rather than about a statement?"""
         ...
 
     def sync(self) -> None:

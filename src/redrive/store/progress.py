@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from redrive.errors import BugError, Fenced
 from redrive.store.port import ProgressRow, Subscribed
@@ -55,7 +55,7 @@ class Progress:
             raise Fenced(f"subscription {subscription}: epoch {epoch} at position {position} is no longer current")
         return row
 
-    def advance(self, change: dict[str, object]) -> None:
+    def advance(self, change: Mapping[str, object]) -> None:
         """Move the prefix and the counters; see the statement for the fields."""
         if self._sql.run("advance", change) != 1:
             raise Fenced(f"subscription {change['subscription']}: lost inside the transaction")
@@ -92,4 +92,4 @@ class Progress:
 
     def tables(self, subscription: int) -> dict[str, str | None]:
         """Tables the subscription owns, with the definition if redrive created them."""
-        return dict(self._sql.all("table_all", {"subscription": subscription}))  # type: ignore[arg-type]
+        return dict(self._sql.all("table_all", {"subscription": subscription}))

@@ -21,6 +21,7 @@ from redrive.store.books import Books
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
+from redrive.store.port import Appending
 from redrive.store.progress import Progress
 from redrive.store.sql import Sql, load_queries
 from redrive.store.sqlite.connection import (
@@ -34,7 +35,7 @@ from redrive.store.sqlite.connection import (
     translate,
 )
 from redrive.store.sqlite.migrate import migrate
-from redrive.store.sqlite.writer import Appending, Writer
+from redrive.store.sqlite.writer import Writer
 
 Done = Callable[[Any, BaseException | None], None]
 

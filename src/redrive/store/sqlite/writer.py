@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redrive.errors import StoreError
+from redrive.store.port import Appending
 
 if TYPE_CHECKING:
-    from redrive.event import NewEvent
     from redrive.store.sqlite.store import SqliteStore
 
 APPEND_GROUP_MAX = 1000  # calls per commit: bounds the time the write lock is held
 IDLE_SECONDS = 1.0  # without work this long, the WAL is copied back
-
-
-@dataclass(frozen=True, slots=True)
-class Appending:
-    """One caller's append, waiting for its group."""
-
-    log: str
-    events: Sequence[NewEvent]
-    done: Callable[[Any, BaseException | None], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,124 @@
+"""An app's innards: settings, clocks, the store that opens at first use, and who is told of new events.
+
+Fork-safe: a child opens its own store, because SQLite handles and threads must not cross a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from redrive.clock import Env
+from redrive.errors import UsageError
+from redrive.observe import signals as sig
+from redrive.observe.signals import Signals
+from redrive.settings import Settings, load_settings, settings_path
+from redrive.store.sqlite import SqliteStore
+from redrive.types import EventTypes
+
+
+class Runtime:
+    """What every part of one app shares in this process."""
+
+    def __init__(self, url: str | None, settings: Settings | None, env: Env | None, *, inline: bool) -> None:
+        self.types = EventTypes()
+        self.signals = Signals(inline=inline)
+        self.inline = inline
+        self.deps: Any = None
+        self._url, self._settings, self._env = url, settings, env
+        self._given_env = env is not None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._store: SqliteStore | None = None
+        self._readers: tuple[Callable[[str], None], asyncio.AbstractEventLoop] | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The effective settings, read once."""
+        if self._settings is None:
+            self._settings = load_settings(settings_path(Path.cwd(), os.environ), os.environ)[0]
+        return self._settings
+
+    @property
+    def env(self) -> Env:
+        """Clocks, dice, identity; a forked child has its own."""
+        self._notice_fork()
+        if self._env is None:
+            self._env = Env()
+        return self._env
+
+    @property
+    def store(self) -> SqliteStore:
+        """The store, opened at first use."""
+        self._notice_fork()
+        if self._store is None:
+            with self._lock:
+                if self._store is None:
+                    settings = self.settings
+                    self._store = SqliteStore(
+                        store_path(settings.store or self._url),
+                        busy_timeout=settings.busy_timeout,
+                        checkpoint_pages=settings.checkpoint_pages,
+                        inline=self.inline,
+                    )
+        return self._store
+
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._lock = threading.Lock()  # the parent's may be held for ever in this copy
+            self._store, self._readers = None, None
+            self._env = self._env if self._given_env else None
+            self.signals = self.signals.heir()
+
+    def close(self) -> None:
+        """Let go of the store; the next use opens it again."""
+        self._notice_fork()
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    # ------------------------------------------------------------ waking
+
+    def read_by(self, wake: Callable[[str], None] | None, loop: asyncio.AbstractEventLoop | None) -> None:
+        """From now on this function, on this loop, is told which logs grew; None for nobody."""
+        self._readers = None if wake is None or loop is None else (wake, loop)
+
+    @property
+    def is_running(self) -> bool:
+        """Does this process run the app's subscriptions?"""
+        self._notice_fork()
+        return self._readers is not None
+
+    def notify(self, log: str, count: int, position: int) -> None:
+        """Events were appended by this process: wake our loops at once, tell listeners."""
+        self.signals.tell((sig.Appended(log, count, position),))
+        self.wake(log)
+
+    def wake(self, log: str) -> None:
+        """Somebody appended to this log."""
+        if self._readers is not None:
+            wake, loop = self._readers
+            try:
+                loop.call_soon_threadsafe(wake, log)
+            except RuntimeError:  # that loop is closed: nobody is running
+                self._readers = None
+
+
+def store_path(url: str | None) -> str:
+    """The file behind a store's name."""
+    if not url:
+        raise UsageError(
+            'no store: write App("shop.db"), set REDRIVE_STORE, or put store = "shop.db" into redrive.toml'
+        )
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    if scheme == "sqlite":
+        return rest.removeprefix("/") or ":memory:"
+    raise UsageError(f"store {scheme}://…: this version knows SQLite only: a path, or sqlite:///path")
