@@ -163,7 +163,7 @@ class App:
     # ------------------------------------------------------------ using
 
     @contextmanager
-    def transaction(self) -> Iterator[AppTx]:
+    def transaction(self) -> Iterator[Tx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
         logs: dict[str, int] = {}
         with self.runtime.store.transaction() as tx:
