@@ -79,6 +79,7 @@ class SqliteTx:
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
         self.connection.execute("ROLLBACK TO redrive_point")
+        self.logs.forget()  # a log that was created since is gone too, and its number will be another's
 
 
 class SqliteStore:
