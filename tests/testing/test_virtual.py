@@ -79,7 +79,7 @@ def test_the_same_program_runs_the_same_way_twice() -> None:
     assert run(main()) == run(main())
 
 
-def test_a_job_for_another_thread_runs_at_once_on_this_one() -> None:
+def test_a_job_for_another_thread_runs_on_this_one() -> None:
     async def main() -> tuple[int, int]:
         return await asyncio.to_thread(divmod, 7, 2)
 
@@ -107,3 +107,32 @@ def test_a_callback_of_this_thread_needs_no_pipe() -> None:
     loop.call_soon_threadsafe(loop.stop)
     loop.run_forever()
     loop.close()
+
+
+def test_while_a_callback_stalls_everybody_else_goes_on() -> None:
+    seen: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+
+        def stall(name: str, seconds: float) -> None:
+            seen.append(f"{name} stalls")
+            loop.let_others_run(seconds)
+            seen.append(f"{name} goes on at {loop.time():g}")
+
+        async def other() -> None:
+            for _ in range(3):
+                await asyncio.sleep(2)
+                seen.append(f"other at {loop.time():.0f}")
+
+        loop.call_later(1, stall, "outer", 4)
+        loop.call_later(3, stall, "inner", 1.5)
+        await other()
+        await asyncio.sleep(5)
+
+    run(main())
+    assert seen == [
+        "outer stalls", "other at 2", "inner stalls", "other at 4", "inner goes on at 4.5", "outer goes on at 5",
+        "other at 6",
+    ]  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -83,6 +84,10 @@ class _NoSelector(selectors.BaseSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Runs coroutines on a `FakeClock`; the order of equally timed callbacks is the order of scheduling."""
 
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
+    _run_once: Callable[[], None]
+
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()
         selector = _NoSelector(self.clock)
@@ -94,13 +99,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.clock.monotonic()
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """At once, on this thread: another thread would bring chance back."""
-        future = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+        """On this thread, at the next turn: another thread would bring chance back."""
+
+        async def call() -> Any:
+            return func(*args)
+
+        return self.create_task(call())
+
+    def let_others_run(self, seconds: float) -> None:
+        """From inside a plain callback: time passes and everybody else goes on, as if a thread had stalled here.
+
+        Calls nest: the callback that stalled last goes on first. Not for coroutines, which simply await.
+        """
+        until, behind = self.time() + seconds, len(self._ready)
+        timer = self.call_later(seconds, _nothing)
+        while self.time() < until and not self._stopping:
+            self._run_once()
+        timer.cancel()
+        for _ in range(behind - len(self._ready)):  # the turn that called us counted on finding so many
+            self.call_soon(_nothing)
 
     # The pipe to itself wakes a loop that sleeps in select(); this one never sleeps.
     def _make_self_pipe(self) -> None:
@@ -115,6 +132,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _who_waits(self) -> str:
         waiting = sorted(f"{task.get_name()}: {task.get_coro()!r}" for task in asyncio.all_tasks(self))
         return "nothing is ready and no timer is set; waiting for ever:\n  " + "\n  ".join(waiting)
+
+
+def _nothing() -> None:
+    pass
 
 
 def run(main: Coroutine[Any, Any, T], clock: FakeClock | None = None) -> T:
