@@ -1,0 +1,98 @@
+"""Fakes for unit tests of single functions, and the world an engine under test lives in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from redrive.clock import Env
+from redrive.codec import encode_data
+from redrive.context import Ctx, Emitter
+from redrive.draft import draft
+from redrive.event import Event, from_row
+from redrive.testing.virtual import FakeClock
+from redrive.types import EventTypes
+
+
+class FakeEnv(Env):
+    """Clock, dice and identity that a test decides about; `dead` are owners known to have died."""
+
+    def __init__(
+        self, clock: FakeClock | None = None, *, seed: int = 0, owner: str = "worker-1", boot: str = "boot-1"
+    ) -> None:
+        self.fake_clock = clock or FakeClock()
+        super().__init__(self.fake_clock, random.Random(seed), owner, boot)
+        self.dead: set[str] = set()
+
+    def owner_is_dead(self, owner: str) -> bool:
+        return owner in self.dead
+
+
+def make_event(
+    type: Any,
+    data: Any = None,
+    *,
+    key: str | None = None,
+    id: str | None = None,
+    position: int = 1,
+    version: int | None = None,
+    headers: Mapping[str, str] | None = None,
+    time: datetime | None = None,
+    types: EventTypes | None = None,
+) -> Event[Any]:
+    """An event as a function receives it; the same checks as at append.
+
+    >>> make_event("order.placed", {"cents": 4200}, key="order-1").data["cents"]
+    4200
+    """
+    registry = types or EventTypes()
+    made = draft(registry, FakeEnv(), type, data, key=key, id=id, headers=headers, time=time)
+    if version is None and key is not None:
+        version = 1
+    row = (position, made.id, made.type, key, version, made.schema, made.time_us, made.headers_raw, made.data_raw)
+    return from_row(row, registry)
+
+
+class FakeCtx(Ctx):
+    """A handler's `ctx` that keeps what was asked of it.
+
+    >>> ctx = FakeCtx(make_event("login.failed", {"user": "ada"}, key="ada"), state={"failures": 2})
+    >>> ctx.state["failures"] += 1
+    >>> ctx.emit(alerts, "account.locked", {"user": ctx.key})
+    >>> ctx.emitted(alerts)
+    [('account.locked', {'user': 'ada'})]
+    """
+
+    __slots__ = ("_types",)
+
+    def __init__(
+        self,
+        event: Event[Any] | None = None,
+        *,
+        key: str | None = None,
+        state: Mapping[str, Any] | None = None,
+        attempt: int = 1,
+        deps: Any = None,
+        epoch: int = 1,
+        name: str = "function",
+    ) -> None:
+        event = event or make_event("test.event", key=key)
+        self._types = event.types
+        stored = (1, encode_data(dict(state))) if state else (0, b"")
+        super().__init__(
+            event, event.key if key is None else key, attempt, f"{name}:{event.id}", epoch, deps,
+            lambda key: stored, Emitter(name, event.types, FakeEnv()),
+        )  # fmt: skip
+
+    def emitted(self, log: Any) -> list[tuple[str, Any]]:
+        """(type, data) of what was emitted to a log, in order."""
+        name = getattr(log, "name", log)
+        found = [emission.event for emission in self._emissions or () if emission.log == name]
+        return [(event.type, self._types.decode(event.type, event.schema, event.data_raw)) for event in found]
+
+    @property
+    def executed(self) -> list[tuple[str, Any]]:
+        """(statement, parameters) of what was queued, in order."""
+        return list(self._statements or ())
