@@ -28,9 +28,8 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)  # what msgspec raises for 
 
 _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
-_NOT_FINITE = re.compile(
-    rb"\xcb[\x7f\xff][\xf0-\xff]"
-)  # in MessagePack a double that is NaN or infinite, or else chance
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # NaN or infinity in MessagePack; or other bytes, by chance
+_ENCODED = frozenset({msgspec.Raw, bytes, bytearray, memoryview})
 
 
 def is_pydantic(cls: type) -> bool:
@@ -54,16 +53,26 @@ def adapter(cls: type) -> TypeAdapter[Any]:
 def _plain(value: Any) -> Any:
     """What msgspec does not encode by itself, as something it does."""
     if is_pydantic(type(value)):
-        # round_trip leaves computed fields out: they are not input. A field of the wrong type is an error.
-        cls: Any = type(value)
-        return adapter(cls).dump_python(value, mode="json", by_alias=True, round_trip=True, warnings="error")
+        return _dump(value)
     if isinstance(value, str):  # a subclass, say Django's SafeString; below, say numpy's float64
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
+    if value is None or isinstance(value, tuple | frozenset):  # as values they are encoded without asking us
+        raise TypeError("only text keys are supported")
     raise TypeError(f"{type(value).__qualname__} has no JSON form")
+
+
+def _dump(model: Any) -> Any:
+    cls: Any = type(model)
+    dump = adapter(cls).dump_python
+    # round_trip leaves computed fields out: they are not input. A field of the wrong type is an error.
+    plain = dump(model, mode="json", by_alias=True, round_trip=True, warnings="error")
+    if b"null" in _to_json(plain):  # pydantic writes NaN as null as well, where the field may be anything
+        _refuse_nan(dump(model, round_trip=True))
+    return plain
 
 
 _to_json = msgspec.json.Encoder(enc_hook=_plain).encode
@@ -81,23 +90,21 @@ def encode_data(data: Any) -> bytes:
     b'{"cents":4200}'
     """
     cls = type(data)
+    if cls in _ENCODED:
+        return _ready_made(data)
     try:
-        if cls is dict:
-            raw, probe = _to_json(data), _probe_keys(data)
-        elif not is_model(cls):
-            if isinstance(data, msgspec.Raw | bytes | bytearray | memoryview):
-                return _ready_made(data)
+        if cls is dict or not is_model(cls):
             raw, probe = _to_json(data), _probe_keys(data)
         else:  # a model may have keys of other types: it turns them back when it is read
-            plain = _plain(data) if is_pydantic(cls) else data
+            plain = _dump(data) if is_pydantic(cls) else data
             raw, probe = _to_json(plain), _probe(plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EventError(_why_not(error)) from error
     if len(raw) > 2 * DATA_DEPTH_MAX:  # every level costs two brackets: shorter bytes cannot be deeper
         _check_bounds(raw)
     # A byte is found in bytes five times as fast as a text of one byte.
-    if 0xCB in probe and (0x7F in probe or 0xFF in probe) and _NOT_FINITE.search(probe) and b"null" in raw:
-        _refuse_nan(probe)
+    if 0xCB in probe and (0x7F in probe or 0xFF in probe) and _NOT_FINITE.search(probe):
+        _refuse_nan(msgspec.msgpack.decode(probe))
     return raw
 
 
@@ -170,14 +177,14 @@ def _why_not(error: Exception) -> str:
     return text if text.startswith("data ") else f"data cannot be stored as JSON: {text}"
 
 
-def _ready_made(data: msgspec.Raw | bytes | bytearray | memoryview) -> bytes:
+def _ready_made(data: Any) -> bytes:
     if isinstance(data, msgspec.Raw):
         return check_data(bytes(data))
     raise EventError("data is bytes: give the value, or JSON that is encoded already as msgspec.Raw(data)")
 
 
-def _refuse_nan(probe: bytes) -> None:
-    path = _find_nan(msgspec.msgpack.decode(probe, strict=False), "$")
+def _refuse_nan(value: Any) -> None:
+    path = _find_nan(value, "$")
     if path:
         raise EventError(f"data holds NaN or infinity at {path}, which JSON cannot express: use null or text")
 
@@ -188,7 +195,7 @@ def _find_nan(value: Any, path: str) -> str | None:
             return None if math.isfinite(value) else path
         case dict():  # the names as well: those of dict[float, …] are numbers here
             inner = ((f"{path}.{name}", part) for name, item in value.items() for part in (name, item))
-        case list():
+        case list() | tuple() | set() | frozenset():
             inner = ((f"{path}[{index}]", item) for index, item in enumerate(value))
         case _:
             return None
