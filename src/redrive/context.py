@@ -42,12 +42,13 @@ class Escalate(BaseException):
 class Tx:
     """An open transaction. `execute` takes `:name` parameters; `connection` is the raw driver's."""
 
-    __slots__ = ("_emit", "connection", "execute")
+    __slots__ = ("_emit", "connection", "event", "execute")
 
     def __init__(self, connection: Any, emit: Callable[..., None] | None = None) -> None:
         self.connection = connection
         self.execute: Callable[..., Any] = connection.execute  # bound once: the hot path of every projection
         self._emit = emit
+        self.event: Event[Any] | None = None  # the one a projection is called for
 
     def emit(
         self,
@@ -62,7 +63,8 @@ class Tx:
         """Append to a log in this transaction, once for this event however often it is tried."""
         if self._emit is None:
             raise UsageError("emit belongs to projections; here, use log.append(…, tx=tx)")
-        self._emit(log, type, data, key, headers, expected_version)
+        assert self.event is not None
+        self._emit(self.event, log, type, data, key, headers, expected_version)
 
 
 class Emitter:

@@ -83,11 +83,26 @@ class Window:
             prefix = position
         return Plan(prefix, sorted(position for position in settled if position > prefix), pruned, passed)
 
+    def pass_to(self, prefix: int) -> Plan:
+        """What to write when everything up to `prefix` is settled in order: projections, which have no window."""
+        return Plan(prefix, [], sum(1 for position in self._done if position <= prefix) if self._done else 0, 0)
+
+    def has_done(self) -> bool:
+        """Is anything above the prefix settled?"""
+        return bool(self._done)
+
+    def is_done(self, position: int) -> bool:
+        """Was this position settled before its turn?"""
+        return position in self._done
+
     def commit(self, plan: Plan) -> None:
         """The plan is in the store now."""
         for _ in range(plan.passed):
             del self._state[self._order.popleft()]
         self.position = plan.prefix
+        self.cursor = max(self.cursor, plan.prefix)
+        if self._done:
+            self._done = {position for position in self._done if position > plan.prefix}
         for position in plan.add:
             self._state[position] = STORED
 

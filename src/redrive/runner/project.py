@@ -6,9 +6,9 @@ STRIDE events bounds what one failure costs. All of it runs where writing happen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from redrive.context import SAME_KEY, Escalate, Tx
 from redrive.errors import StoreError
@@ -18,22 +18,14 @@ from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
-from redrive.runner.call import attempt, outcome_of
+from redrive.runner.call import attempt, attempt_each, outcome_of
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision
 from redrive.store.port import StoreTx
+from redrive.store.sql import Row
 
 STRIDE = 16  # a savepoint costs ~1.7 µs, re-running half a stride ~40 µs per failure: measured, bench/stride.py
-
-
 LETTERS_MAX = 100  # lanes retried per transaction
-
-
-class Parked(NamedTuple):
-    """Lanes whose events must queue: the cached ones, and those that failed in this very batch."""
-
-    lanes: dict[str, Head]
-    failed: set[str]
 
 
 @dataclass(slots=True)
@@ -47,15 +39,28 @@ class Turn:
     lane_full: str = ""
 
 
+@dataclass(slots=True)
+class Batch:
+    """Events to apply in order. `works` has those that are more than an event: a computed key, a known fate."""
+
+    events: list[Event[Any]]
+    works: dict[int, Work]
+    last: int  # everything read up to this position is in the batch, settled, or not asked for
+
+    def work(self, event: Event[Any], duty: Duty) -> Work:
+        """The work of one event."""
+        found = self.works.get(event.position)
+        return found or Work(event, event.position, event.key, duty.subscription.lane_of(event.key), None)
+
+
 class Projector:
     """Runs one projection's turns; the writer thread calls it."""
 
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
         self._reruns: dict[int, int] = {}
-        self._event: Event[Any] | None = None
-        self._key: str | None = None
-        self._ordinal = 0
+        self._batch: Batch | None = None
+        self._ordinal = 0  # emissions of the event being applied
         self._settling: Settling | None = None
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
@@ -78,7 +83,7 @@ class Projector:
                         duty.lanes.put(lane, head)
         blocked = duty.subscription.order == "total" and duty.lanes
         if not (turn.stopped or turn.halt or turn.rerun_after or duty.paused or blocked):
-            self._with_escalation(lambda: self._batch(turn))
+            self._with_escalation(lambda: self._take_in(turn))
         return turn
 
     def _with_escalation(self, run: Callable[[], None]) -> None:
@@ -91,17 +96,14 @@ class Projector:
 
     # ------------------------------------------------------------ intake
 
-    def _batch(self, turn: Turn) -> None:
+    def _take_in(self, turn: Turn) -> None:
         duty = self.duty
-        duty.window.rewind(duty.window.position)  # nothing is in flight between turns
-        works = self._read(turn)
-        if not works and duty.window.plan(()).prefix == duty.window.position:
+        batch = self._batch = self._read(turn)
+        if batch.last == duty.window.position:
             return
         hit("batch.read")
-        if works and duty.needs_care(works[0]):
-            works = works[:1]
-            duty.window.rewind(works[0].position)
-            duty.mark_alone(works[0])
+        if batch.events:
+            self._take_care(batch)
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
             settling = self._settling = Settling(tx, duty)
@@ -111,90 +113,107 @@ class Projector:
                 return
             if settling.stale:
                 duty.load_lanes(tx, settling.fresh_version)
-            ran = self._apply(tx, settling, works, turn, started)
+            ran = self._apply(tx, settling, batch, turn, started)
             hit("batch.called")
-            if ran < len(works):  # cut short: what follows is read again
-                duty.window.rewind(works[ran].position - 1)
-            settling.finish()
+            if ran < len(batch.events):  # cut short: what follows is read again
+                batch.last = batch.events[ran - 1].position if ran else duty.window.position
+            settling.finish(duty.window.pass_to(batch.last))
             hit("batch.before_commit")
         hit("batch.committed")
         self._after(settling, started)
-        turn.settled += len(settling.settled)
+        turn.settled += ran
 
-    def _read(self, turn: Turn) -> list[Work]:
+    def _read(self, turn: Turn) -> Batch:
+        """The next events, as far as the filter asks for them and their lanes have room."""
         duty = self.duty
-        window, subscription, settings = duty.window, duty.subscription, duty.engine.settings
+        subscription, settings, position = duty.subscription, duty.engine.settings, duty.window.position
         with duty.engine.store.reading() as tx:
             duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
-            rows = tx.logs.after(duty.log_id, window.cursor, settings.batch_max)
-        plain, lanes, wants = (
-            subscription.key_by is None and subscription.order == "key",
-            duty.lanes,
-            subscription.wants,
-        )
-        works: list[Work] = []
-        for row in rows:
-            if not wants(row[2]):
-                window.skip(row[0])
-                continue
-            event = duty.event(row)
-            work = Work(event, row[0], row[3], row[3], None) if plain else duty.work(event)
-            if lanes and lanes.size(work.lane) >= settings.lane_max:
-                turn.lane_full = work.lane or ""
-                break
-            if window.take(row[0]):
-                works.append(work)
-        return works
+            rows: list[Row] = tx.logs.after(duty.log_id, position, settings.batch_max)
+        batch = Batch([], {}, rows[-1][0] if rows else position)
+        if duty.subscription.types or duty.window.has_done():
+            wants, is_done = subscription.wants, duty.window.is_done
+            rows = [row for row in rows if wants(row[2]) and not is_done(row[0])]
+        batch.events = events = [duty.event(row) for row in rows]
+        if subscription.key_by is not None:
+            batch.works = {event.position: duty.work(event) for event in events}
+        if duty.lanes:
+            for index, event in enumerate(events):
+                lane = batch.work(event, duty).lane
+                if duty.lanes.size(lane) >= settings.lane_max:
+                    turn.lane_full = lane or ""
+                    del events[index:]
+                    batch.last = events[-1].position if events else position
+                    break
+        return batch
 
-    def _apply(self, tx: StoreTx, settling: Settling, works: list[Work], turn: Turn, started: float) -> int:
-        """Run the functions; returns how many works have their fate written."""
-        if self.duty.subscription.batch and self._apply_list(tx, settling, works):
-            return len(works)
-        clock, limit = self.duty.engine.env.clock, self.duty.engine.settings.batch_time_max
-        user, parked = Tx(tx.connection, self._emit), Parked(self.duty.lanes.names, set())
-        done = 0
-        while done < len(works):
-            stride = works[done : done + STRIDE]
-            tx.savepoint()
-            failed = None
-            while (index := self._run_stride(user, stride, parked)) is not None:  # what succeeded once may fail now
-                tx.undo()
-                failed, stride = stride[index], stride[:index]
-            tx.keep()
-            for work in stride:
-                if work.lane in parked.lanes or work.lane in parked.failed:
-                    settling.follow(work)
-                else:
-                    settling.commit(work)
-            done += len(stride)
-            if failed is not None:
-                if not self._settle_bad(settling, failed, turn):
+    def _take_care(self, batch: Batch) -> None:
+        """After a crash what may have caused it runs alone, behind a mark."""
+        duty, first = self.duty, batch.events[0]
+        work = batch.work(first, duty)
+        if duty.needs_care(work):
+            duty.mark_alone(work)
+            del batch.events[1:]
+            batch.works, batch.last = {first.position: work}, first.position
+
+    def _apply(self, tx: StoreTx, settling: Settling, batch: Batch, turn: Turn, started: float) -> int:
+        """Run the functions; returns how many events have their fate written."""
+        if self.duty.subscription.batch and self._apply_list(tx, settling, batch):
+            return len(batch.events)
+        duty, events = self.duty, batch.events
+        clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
+        user, done = Tx(tx.connection, self._emit), 0
+        while done < len(events):
+            if duty.lanes or batch.works or settling.parking:  # somebody is not to be called: one at a time
+                if not self._apply_one(tx, settling, user, batch.work(events[done], duty), turn):
                     return done
                 done += 1
-                if failed.lane is not None and failed.lane in settling.parking:
-                    parked.failed.add(failed.lane)
-                    if self.duty.subscription.order == "total":
+            else:
+                stride = events[done : done + STRIDE]
+                tx.savepoint()
+                good, error = attempt_each(self._one, stride, user)
+                failed = error
+                while error is not None:  # what succeeded once may fail the second time
+                    tx.undo()
+                    failed, stride = error, stride[:good]
+                    good, error = attempt_each(self._one, stride, user)
+                tx.keep()
+                settling.commit_all(stride)
+                done += len(stride)
+                if failed is not None:
+                    work = batch.work(events[done], duty)
+                    work.outcome = self._outcome(work, failed)
+                    if not self._settle_bad(settling, work, turn):
                         return done
+                    done += 1
+            if duty.subscription.order == "total" and settling.parking:
+                return done
             if clock.monotonic() - started > limit:
                 return done
         return done
 
-    def _run_stride(self, user: Tx, stride: list[Work], parked: Parked) -> int | None:
-        """Call the function for each; the index of the first that failed."""
-        lanes, failed = parked
-        for index, work in enumerate(stride):
-            if (work.lane in lanes or work.lane in failed) and work.lane is not None:
-                continue
-            if not self._call(user, work):
-                return index
-        return None
+    def _one(self, event: Event[Any], user: Tx) -> None:
+        self._ordinal = 0
+        self._function([event] if self.duty.subscription.batch else event, user)
+
+    def _apply_one(self, tx: StoreTx, settling: Settling, user: Tx, work: Work, turn: Turn) -> bool:
+        """One event by itself: it may have to queue, its fate may be known already, or its neighbours failed."""
+        if work.lane in self.duty.lanes.names or work.lane in settling.parking:
+            settling.follow(work)
+            return True
+        tx.savepoint()
+        good = self._call(user, work)
+        if not good:
+            tx.undo()
+        tx.keep()
+        return settling.commit(work) if good else self._settle_bad(settling, work, turn)
 
     def _call(self, user: Tx, work: Work) -> bool:
         """One call of the function; its outcome is in the work."""
-        if work.outcome is not None and work.outcome is not out.APPLIED:
+        if work.outcome is not None:
             return False  # no key, or its crashes are over
-        self._event, self._key, self._ordinal = work.event, work.key, 0
-        error = attempt(self._function, [work.event] if self.duty.subscription.batch else work.event, user)
+        user.event = work.event
+        error = attempt(self._one, work.event, user)
         work.outcome = out.APPLIED if error is None else self._outcome(work, error)
         return error is None
 
@@ -225,29 +244,36 @@ class Projector:
         self._reruns.pop(work.position, None)
         return settling.write(work, action)
 
-    def _apply_list(self, tx: StoreTx, settling: Settling, works: list[Work]) -> bool:
+    def _apply_list(self, tx: StoreTx, settling: Settling, batch: Batch) -> bool:
         """batch=True: the whole list at once. False: it failed, and each event must run by itself."""
-        parked = self.duty.lanes.names
-        if any(work.outcome is not None for work in works) or not works:
-            return not works
-        runnable = [work for work in works if work.lane not in parked]
+        events, parked = batch.events, self.duty.lanes.names
+        if not events or any(work.outcome is not None for work in batch.works.values()):
+            return not events
+        held = self._held(batch, parked)
+        runnable = [event for event in events if event.position not in held] if held else events
         tx.savepoint()
-        self._event, self._key, self._ordinal = works[0].event, works[0].key, 0
         error = None
         if runnable:
-            error = attempt(self._function, [work.event for work in runnable], Tx(tx.connection, self._emit))
+            user = Tx(tx.connection, self._emit)
+            user.event, self._ordinal = runnable[0], 0
+            error = attempt(self._function, runnable, user)
         if error is not None:
-            self._outcome(works[0], error)  # the world's fault ends the transaction here
+            self._outcome(batch.work(events[0], self.duty), error)  # the world's fault ends the transaction here
             tx.undo()
-        tx.keep()
-        if error is not None:
+            tx.keep()
             return False
-        for work in works:
-            if work.lane in parked:
-                settling.follow(work)
-            else:
-                settling.commit(work)
+        tx.keep()
+        settling.commit_all(runnable)
+        for work in held.values():
+            settling.follow(work)
         return True
+
+    def _held(self, batch: Batch, parked: Mapping[str, Head]) -> dict[int, Work]:
+        """Events whose lane has a head, by position."""
+        if not parked:
+            return {}
+        works = (batch.work(event, self.duty) for event in batch.events)
+        return {work.position: work for work in works if work.lane in parked}
 
     # ------------------------------------------------------------ letters
 
@@ -269,7 +295,7 @@ class Projector:
                 duty.load_lanes(tx, settling.fresh_version)
             for lane, head in due:
                 self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), turn, started, alone)
-            settling.finish()
+            settling.finish(duty.window.pass_to(duty.window.position))
             hit("letter.before_commit")
         hit("letter.committed")
         duty.suspects -= {head.letter for _, head in due}
@@ -290,13 +316,15 @@ class Projector:
             work = self.duty.work(from_row(row, engine.types))
             work.lane, work.head, work.attempt = lane, head, head.attempts + 1
             if alone is not None:
-                work.alone, work.outcome = True, alone.outcome
+                work.alone, work.outcome = True, alone.outcome or work.outcome
             tx.savepoint()
             good = self._call(user, work)
             if not good:
                 tx.undo()
-            tx.keep()
             settled = settling.commit(work) if good else self._settle_bad(settling, work, turn)
+            if good and not settled:  # an operator was faster: the effects are dropped
+                tx.undo()
+            tx.keep()
             turn.settled += 1
             if not (settled and good) or lane is None or alone is not None:
                 return
@@ -304,12 +332,14 @@ class Projector:
 
     # ------------------------------------------------------------ helpers
 
-    def _emit(self, log: Any, type: Any, data: Any, key: Any, headers: Any, expected_version: int | None) -> None:
-        duty, event = self.duty, self._event
+    def _emit(
+        self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, headers: Any, expected_version: int | None
+    ) -> None:
+        duty = self.duty
         if not duty.durable:
             raise Escalate
-        assert event is not None and self._settling is not None
-        chosen = self._key if key is SAME_KEY else key
+        assert self._settling is not None
+        chosen = duty.work(event).key if key is SAME_KEY else key
         emission = duty.emitter.make(
             event, self._ordinal, log, type, data, key=chosen, headers=headers, expected_version=expected_version
         )

@@ -6,6 +6,7 @@ prefix last, and tells the owner's caches what happened only after the commit (`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from redrive.context import Emission
@@ -94,6 +95,12 @@ class Settling:
         if work.alone:
             self.tx.keyed.ran(self.duty.id, work.position)
         return True
+
+    def commit_all(self, events: Sequence[Event[Any]]) -> None:
+        """A projection applied these, in order."""
+        if events:
+            self.applied += len(events)
+            self._last = events[-1]
 
     def write(self, work: Work, action: Action) -> bool:
         """Any fate but `Rerun`, `Defer` and `Halt`, which write nothing."""
@@ -208,9 +215,9 @@ class Settling:
 
     # ------------------------------------------------------------ the end
 
-    def finish(self) -> None:
+    def finish(self, plan: Plan | None = None) -> None:
         """Move the prefix and the counters; the last writes of the transaction."""
-        plan = self._plan = self.duty.window.plan(self.settled)
+        plan = self._plan = plan or self.duty.window.plan(self.settled)
         progress, subscription = self.tx.progress, self.duty.id
         if plan.add:
             progress.mark_done(subscription, plan.add)
