@@ -1,0 +1,198 @@
+"""The examples are programs that people copy: each is run as it is, and the README shows exactly these files."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+SECONDS_MAX = 30.0  # for a program that takes a second, on a machine that is busy with the other tests
+
+# What each program prints when it is run twice in the same folder: the second run adds to the first, once.
+PRINTED = {
+    "03_keyed_state.py": ["account.locked ada\n", "account.locked ada\n"],
+    "04_typed_events.py": ["32.50 EUR\n9.99 USD\n", "65.00 EUR\n19.98 USD\n"],
+    "06_batch_projection.py": ["{'/': 2000, '/about': 1000}\n", "{'/': 4000, '/about': 2000}\n"],
+}
+
+
+def environment() -> dict[str, str]:
+    """That of a user: no option of ours is set."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("REDRIVE_")}
+
+
+def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+def run_until(name: str, folder: Path, reached: Callable[[], bool]) -> None:
+    """Run a program that never ends by itself, and end it the way an operator does."""
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / name)], cwd=folder, env=environment(), stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(int(SECONDS_MAX / 0.05)):
+            try:
+                process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                if reached():
+                    break
+            else:
+                raise AssertionError(f"{name} ended by itself with {process.returncode}")
+        assert reached()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS_MAX) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def rows(file: Path, sql: str) -> list[tuple[Any, ...]]:
+    """What is in a user's table; nothing while the program has not made it."""
+    connection = sqlite3.connect(file)
+    try:
+        return connection.execute(sql).fetchall()
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):
+            return []
+        raise
+    finally:
+        connection.close()
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), EXAMPLES / name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_prints_what_it_should_and_once_more_when_it_is_run_again(name: str, tmp_path: Path) -> None:
+    for expected in PRINTED[name]:
+        done = run(name, tmp_path)
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+def test_the_projection_counts_each_order_once_over_two_runs(tmp_path: Path) -> None:
+    for orders in (1, 2):
+        run_until(
+            "01_projection.py",
+            tmp_path,
+            lambda: rows(tmp_path / "shop.db", "SELECT sum(cents) FROM revenue") == [(4200 * orders,)],  # noqa: B023
+        )
+    assert len(rows(tmp_path / "shop.db", "SELECT * FROM redrive_events")) == 2
+
+
+def test_the_handler_emits_a_receipt_and_keeps_what_it_rejects(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    letters = "SELECT key, state, reason FROM redrive_letters ORDER BY id"
+    run_until("02_handler.py", tmp_path, lambda: rows(file, letters) == [("customer-2", "dead", "rejected")])
+    behind = [("customer-2", "dead", "rejected"), ("customer-2", "retrying", "behind_head")]
+    run_until("02_handler.py", tmp_path, lambda: rows(file, letters) == behind)
+    receipts = rows(file, "SELECT key, type FROM redrive_events WHERE type = 'payment.charged'")
+    assert receipts == [("customer-1", "payment.charged")] * 2
+
+
+def test_a_refused_order_leaves_neither_a_row_nor_an_event(tmp_path: Path) -> None:
+    done = run("05_transaction.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "order-2 was refused: too expensive",
+        "[('order-1', 4200, 'shipped')]",
+        "['order-1']",
+    ]
+
+
+async def use_the_shop(module: ModuleType) -> tuple[list[int], dict[str, int]]:
+    """Post as many clients would, stop the server, start it again, and ask for the sums."""
+    api = module.api
+    transport = httpx.ASGITransport(app=api)
+    positions = []
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        for round_ in range(2):
+            async with api.router.lifespan_context(api):
+                for customer in ("ada", "bob"):
+                    answer = await client.post("/orders", json={"customer": customer, "cents": 100 + round_})
+                    assert answer.status_code == 202, answer.text
+                    positions.append(answer.json()["position"])
+                refused = await client.post("/orders", json={"customer": "ada", "cents": -5})
+                assert refused.status_code == 422
+        async with api.router.lifespan_context(api):
+            answer = await client.get("/revenue")
+            while sum(answer.json().values()) < 402:  # the last ones are applied in the background
+                answer = await client.get("/revenue")
+    return positions, answer.json()
+
+
+def test_fastapi_applies_what_its_requests_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    monkeypatch.chdir(tmp_path)
+    module = load("fastapi_app.py")
+    before = signal.getsignal(signal.SIGTERM)
+    positions, sums = asyncio.run(asyncio.wait_for(use_the_shop(module), SECONDS_MAX))
+    module.shop.close()
+    assert positions == [1, 2, 3, 4]
+    assert sums == {"ada": 201, "bob": 201}
+    assert signal.getsignal(signal.SIGTERM) is before  # embedding installs no signal handlers
+
+
+def test_the_example_for_pytest_passes(tmp_path: Path) -> None:
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(EXAMPLES / "test_shop.py")]
+    done = subprocess.run(
+        [sys.executable, *arguments, "-c", "/dev/null", "--rootdir", str(EXAMPLES)],
+        cwd=tmp_path,
+        env=environment() | {"PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0 and re.search(r"^\d+ passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert not list(tmp_path.iterdir()), "a harness must not touch the app's own store"
+
+
+def shown_programs() -> list[tuple[str, str]]:
+    """The code blocks of the README that say which file they show."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"<!-- (examples/\S+) -->\n+```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_readme_shows_the_examples_as_they_are() -> None:
+    shown = shown_programs()
+    assert [name for name, _ in shown][:2] == ["examples/01_projection.py", "examples/02_handler.py"]
+    for name, block in shown:
+        assert block == (ROOT / name).read_text(encoding="utf-8"), f"{name} and the README differ"
+
+
+def test_every_python_block_of_the_readme_is_an_example() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("```python") == len(shown_programs())
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in here] == []
