@@ -298,12 +298,12 @@ def _source(source: Any) -> str:
 
 
 def _policy(retry: RetryGiven, conflicts: Conflicts | None, letters: Rules | None) -> Policy:
-    given: Iterable[Any] = [Retry()] if retry is None else [retry] if isinstance(retry, Retry) else retry
-    if not isinstance(given, Iterable) or not all(isinstance(rule, Retry) for rule in given):
+    given: tuple[Any, ...] = (Retry(),) if retry is None else tuple(retry) if isinstance(retry, Iterable) else (retry,)
+    if not all(isinstance(rule, Retry) for rule in given):
         raise UsageError("retry= takes retry(…) or a list of them")
     if not isinstance(conflicts, Conflicts | None) or not isinstance(letters, Rules | None):
         raise UsageError("conflicts= takes conflicts(…), letters= takes rules(…)")
-    return Policy(tuple(given), conflicts or Conflicts(), letters or Rules())
+    return Policy(given, conflicts or Conflicts(), letters or Rules())
 
 
 def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
