@@ -1,0 +1,95 @@
+"""What every deed of an operator leaves behind: a receipt, and the rules it keeps while it is done.
+
+A deed is one transaction: the subscription's row first, then the letter, then the audit. Nothing in this
+package runs a user's function, and nothing in it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.clock import Env
+from redrive.errors import UsageError
+from redrive.failpoints import hit
+from redrive.observe.signals import Operated, Signals
+from redrive.store.port import Store, StoreTx, Subscribed
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A letter that was left as it is, and why."""
+
+    letter: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What came of a deed: every letter that was named is in exactly one of the two."""
+
+    action: str
+    done: tuple[int, ...]
+    refused: tuple[Refusal, ...] = ()
+
+
+class Nothing(Exception):
+    """Everything was refused: roll back, so that a refused deed leaves no trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Somebody who changes things, by name, on one store."""
+
+    store: Store
+    env: Env
+    signals: Signals | None = None
+    who: str = "operator"
+
+    def now(self) -> float:
+        """The time that goes into the books."""
+        return self.env.clock.now()
+
+    @contextmanager
+    def acting(self, subscription: int) -> Iterator[StoreTx]:
+        """The transaction of a deed; it begins with the subscription's row, which tells the owner to look again."""
+        try:
+            with self.store.transaction() as tx:
+                tx.progress.lock(subscription)
+                yield tx
+                hit("operator.before_commit")
+        except Nothing:
+            return
+        hit("operator.committed")
+
+    def audit(
+        self, tx: StoreTx, action: str, subscription: str, target: str, reason: str, details: dict[str, Any]
+    ) -> int:
+        """Write down who did what and why, in the transaction that does it."""
+        return tx.books.audit(self.now(), self.who, action, subscription, target, reason, details)
+
+    def tell(self, action: str, subscription: str, target: str) -> None:
+        """It is committed: listeners may hear of it."""
+        if self.signals is not None:
+            self.signals.tell([Operated(action, subscription, target, self.who)])
+
+
+def find(tx: StoreTx, name: str) -> Subscribed:
+    """The subscription of this name; an unknown one is an error that names those there are."""
+    row = tx.progress.find(name)
+    if row is None:
+        import difflib  # only ever needed on the way out
+
+        known = [other.name for other in tx.progress.all()]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+        raise UsageError(f"there is no subscription {name!r} in this store; {hint}")
+    return row
+
+
+def need_reason(action: str, reason: str) -> None:
+    """What cannot be taken back easily is not done without saying why."""
+    if not reason.strip():
+        raise UsageError(f"{action} needs a reason; it goes into the audit")

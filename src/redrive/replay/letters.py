@@ -1,0 +1,213 @@
+"""The letter desk: replay, discard, resolve, edit, reopen.
+
+Every deed works with no worker running, and from another process. A letter is changed by its id and
+revision only; an attempt that was under way loses, drops its effects and leaves its outcome in the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from redrive.clock import Env
+from redrive.codec import encode_data
+from redrive.errors import EventError
+from redrive.event import Event, from_row
+from redrive.observe.signals import Signals
+from redrive.policy.action import BAD_KEY
+from redrive.policy.letters import OPEN, State
+from redrive.replay.deed import Nothing, Operator, Receipt, Refusal, need_reason
+from redrive.replay.shelf import LetterShelf
+from redrive.store.port import LetterRow, Store, StoreTx
+from redrive.types import EventTypes
+
+CHUNK_MAX = 200  # letters per transaction: bounds how long a deed holds the write lock
+
+KeyOf = Callable[[Event[Any]], str | None]
+Target = int | LetterRow  # a row that was looked at says which revision is meant
+Change = Callable[[StoreTx, LetterRow, float], str]  # does it and returns "", or says why not
+
+
+class LetterDesk(LetterShelf):
+    """Everything an operator can do to letters.
+
+    >>> desk = app.operate("ada").letters
+    >>> desk.list()
+    []
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        env: Env,
+        signals: Signals | None = None,
+        who: str = "operator",
+        *,
+        keys: Mapping[str, KeyOf] | None = None,
+        types: EventTypes | None = None,
+    ) -> None:
+        super().__init__(store, types)
+        self._operator = Operator(store, env, signals, who)
+        self._keys = keys or {}
+
+    # ------------------------------------------------------------ deeds
+
+    def replay(self, targets: Target | Iterable[Target], reason: str = "") -> Receipt:
+        """Send dead letters round once more: one attempt, then dead again. Only the head of a lane may go."""
+        return self._do("replay", targets, reason, _replay)
+
+    def discard(self, targets: Target | Iterable[Target], reason: str) -> Receipt:
+        """Give open letters up for good; what waits behind them runs."""
+        need_reason("discard", reason)
+        return self._do("discard", targets, reason, self._closing("discard"))
+
+    def resolve(self, targets: Target | Iterable[Target], reason: str) -> Receipt:
+        """What these events ask for was done elsewhere: settled like a discard, and `resolved_by` tells which."""
+        need_reason("resolve", reason)
+        return self._do("resolve", targets, reason, self._closing("resolve"))
+
+    def edit(self, target: Target, data: Any, reason: str) -> Receipt:
+        """Give an open letter other data. Id and key stay; the log keeps the original, and every edit is kept."""
+        need_reason("edit", reason)
+        raw = encode_data(data)
+
+        def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
+            why = _not_open(letter) or self._other_key(tx, letter, raw)
+            if why:
+                return why
+            where = {"subscription": letter.subscription_id, "position": letter.position}
+            rev = 1 + max((row[0] for row in tx.sql.all("edits_of", where)), default=0)
+            if not tx.sql.run("letter_edit", {"id": letter.id, "rev": letter.rev, "edits": rev, "now": now}):
+                return _lost(0)
+            audit = self._note(tx, "edit", letter, reason, {"edit": rev, "bytes": len(raw)})
+            tx.sql.run("edit_add", {**where, "rev": rev, "data": raw, "audit": audit})
+            return ""
+
+        return self._do("edit", target, reason, change, audited=True)
+
+    def reopen(self, target: Target, reason: str) -> Receipt:
+        """Ask the owner to take a discard back; it does so when the lane is idle and nothing later was applied."""
+        need_reason("reopen", reason)
+        operator = self._operator
+
+        def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
+            if letter.state != State.DISCARDED:
+                return f"it is {letter.state}; only a discarded letter can be reopened"
+            tx.books.ask(letter.subscription_id, "reopen", letter.id, letter.rev, operator.who, reason, now)
+            return ""
+
+        return self._do("reopen", target, reason, change)
+
+    # ------------------------------------------------------------ how
+
+    def _do(
+        self, action: str, targets: Target | Iterable[Target], reason: str, change: Change, *, audited: bool = False
+    ) -> Receipt:
+        """Lock, look again, change, audit: a transaction per chunk of one subscription's letters, lanes in order."""
+        wanted = _wanted(targets)
+        refused: list[Refusal] = []
+        by_subscription: dict[int, list[LetterRow]] = {}
+        with self._store.reading() as tx:
+            for number in wanted:
+                found = tx.letters.get(number)
+                if found is None:
+                    refused.append(Refusal(number, "there is no such letter"))
+                else:
+                    by_subscription.setdefault(found.subscription_id, []).append(found)
+        done: list[int] = []
+        for subscription in sorted(by_subscription):
+            letters = sorted(by_subscription[subscription], key=lambda letter: letter.position)
+            for start in range(0, len(letters), CHUNK_MAX):
+                chunk = letters[start : start + CHUNK_MAX]
+                changed, left = self._chunk(action, subscription, chunk, wanted, reason, change, audited)
+                done += changed
+                refused += left
+        return Receipt(action, tuple(done), tuple(refused))
+
+    def _chunk(
+        self, action: str, subscription: int, chunk: list[LetterRow], wanted: dict[int, int | None], reason: str,
+        change: Change, audited: bool,
+    ) -> tuple[list[int], list[Refusal]]:  # fmt: skip
+        done: list[int] = []
+        refused: list[Refusal] = []
+        name = chunk[0].subscription
+        with self._operator.acting(subscription) as tx:
+            now = self._operator.now()
+            for seen in chunk:
+                letter = tx.letters.get(seen.id)
+                assert letter is not None, "letters are never deleted while they can be named"
+                rev = wanted[letter.id]
+                why = _moved(letter) if rev not in (None, letter.rev) else change(tx, letter, now)
+                if why:
+                    refused.append(Refusal(letter.id, why))
+                    continue
+                done.append(letter.id)
+                if not audited:
+                    self._note(tx, action, letter, reason, {})
+            if not done:
+                raise Nothing
+        for number in done:
+            self._operator.tell(action, name, f"letter {number}")
+        return done, refused
+
+    def _note(self, tx: StoreTx, action: str, letter: LetterRow, reason: str, more: dict[str, Any]) -> int:
+        facts = {"event": letter.event_id, "position": letter.position, "rev": letter.rev, "was": letter.state}
+        return self._operator.audit(tx, action, letter.subscription, f"letter {letter.id}", reason, facts | more)
+
+    def _closing(self, how: str) -> Change:
+        resolved_by = f"{how}: {self._operator.who}"
+
+        def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
+            why = _not_open(letter)
+            if why:
+                return why
+            values = {"id": letter.id, "rev": letter.rev, "now": now, "resolved_by": resolved_by}
+            return _lost(tx.sql.run("letter_discard", values))
+
+        return change
+
+    def _other_key(self, tx: StoreTx, letter: LetterRow, raw: bytes) -> str:
+        """Would the new data put the event into another lane? A letter without a usable key may get one."""
+        key_of, row = self._keys.get(letter.subscription), tx.letters.event(letter.id)
+        if key_of is None or row is None or letter.reason == BAD_KEY:
+            return ""
+        try:
+            key = key_of(from_row(row, self._types).with_data(raw))
+        except EventError as error:
+            return f"with this data it has no key any more: {error}"
+        if key != letter.key:
+            return f"this data changes its key from {letter.key!r} to {key!r}, which an edit cannot do: append it anew"
+        return ""
+
+
+def _replay(tx: StoreTx, letter: LetterRow, now: float) -> str:
+    if letter.state in OPEN and letter.lane is not None:
+        head = tx.letters.head(letter.subscription_id, letter.lane)
+        if head is not None and head.letter != letter.id:
+            return (
+                f"it waits behind letter {head.letter} (position {head.position}), the head of lane {letter.lane!r}: "
+                "replay or discard that one first"
+            )
+    if letter.state != State.DEAD:
+        known = {State.RETRYING: "retrying: it runs by itself", State.APPLIED: "applied already"}
+        return f"it is {known.get(State(letter.state), letter.state)}; only a dead letter can be replayed"
+    return _lost(tx.sql.run("letter_replay", {"id": letter.id, "rev": letter.rev, "now": now}))
+
+
+def _wanted(targets: Target | Iterable[Target]) -> dict[int, int | None]:
+    """Which letters are meant, each with the revision that was looked at, if the caller looked."""
+    several: Iterable[Any] = (targets,) if isinstance(targets, int | LetterRow) else targets
+    return {one.id if isinstance(one, LetterRow) else int(one): getattr(one, "rev", None) for one in several}
+
+
+def _not_open(letter: LetterRow) -> str:
+    return "" if letter.state in OPEN else f"it is {letter.state} already"
+
+
+def _moved(letter: LetterRow) -> str:
+    return f"it changed since you looked: it is {letter.state} now (revision {letter.rev}); look again"
+
+
+def _lost(changed: int) -> str:
+    assert changed in (0, 1)
+    return "" if changed else "it changed at this very moment; look again"
