@@ -21,6 +21,13 @@ SELECT id, name FROM redrive_logs ORDER BY name
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
+-- name: event_emit
+-- An emission: the version is the next of its key, an id that is there already is left as it is.
+INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+SELECT ?, ?, ?, ?, CASE WHEN ? IS NOT NULL THEN
+       (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ? AND key = ?) END, ?, ?, ?, ?
+WHERE true ON CONFLICT (log, id) DO NOTHING
+
 -- name: event_by_id
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events WHERE log = ? AND id = ?
 
@@ -123,7 +130,13 @@ UPDATE redrive_progress SET paused = :paused WHERE subscription = :subscription
 -- Epochs never restart: the former owner, if any, is fenced by this very statement.
 UPDATE redrive_progress SET position = :position, anchor = :anchor, epoch = epoch + 1, parked_version = parked_version + 1,
        applied = 0, ignored = 0, quiet_until = max(quiet_until, :quiet_until), owner = NULL, lease_until = 0,
-       unclean = 0, started_from = :position, halted = NULL
+       unclean = 0, started_from = :position, halted = NULL, last_type = NULL, last_time_us = NULL
+WHERE subscription = :subscription
+
+-- name: progress_skip
+-- Forward over events that are given up: the counters stay, the former owner is fenced.
+UPDATE redrive_progress SET position = :position, anchor = :anchor, epoch = epoch + 1, parked_version = parked_version + 1,
+       owner = NULL, lease_until = 0, unclean = 0, halted = NULL
 WHERE subscription = :subscription
 
 -- name: epoch_bump
@@ -156,10 +169,25 @@ DELETE FROM redrive_filters WHERE subscription = :subscription AND from_position
 INSERT INTO redrive_ranges VALUES (:subscription, :from_position, :to_position, :discarded, :audit)
 
 -- name: range_all
-SELECT from_position, to_position, discarded FROM redrive_ranges WHERE subscription = :subscription ORDER BY from_position
+SELECT from_position, to_position, discarded, audit FROM redrive_ranges WHERE subscription = :subscription ORDER BY from_position
 
--- name: range_clear
-DELETE FROM redrive_ranges WHERE subscription = :subscription AND to_position > :above
+-- name: range_cut
+-- A range that was skipped is to be read again above a position.
+DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position >= :above
+
+-- name: range_set
+UPDATE redrive_ranges SET to_position = :to_position, discarded = :discarded
+WHERE subscription = :subscription AND from_position = :from_position
+
+-- name: state_any
+SELECT 1 FROM redrive_state WHERE subscription = :subscription LIMIT 1
+
+-- name: table_extras
+-- Indexes and triggers that somebody put on a table: they are lost when it is dropped.
+SELECT sql FROM sqlite_master WHERE tbl_name = :name AND type IN ('index', 'trigger') AND sql IS NOT NULL ORDER BY name
+
+-- name: table_exists
+SELECT 1 FROM sqlite_master WHERE name = :name AND type = 'table'
 
 -- name: table_all
 SELECT name, columns FROM redrive_tables WHERE subscription = :subscription ORDER BY name
@@ -284,22 +312,59 @@ UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due
 -- name: letter_rekey
 UPDATE redrive_letters SET lane = :lane, key = :key, rev = rev + 1, touched_at = :now WHERE id = :id
 
--- name: lane_settled_after
--- Is any later event of the key settled other than by being discarded? Then an earlier one must stay closed.
-SELECT count(*) FROM (
-    SELECT 1 FROM redrive_events e WHERE e.log = :log AND e.key = :key AND e.position > :position
-       AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
-       AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
-                       AND l.state IN ('retrying', 'dead', 'discarded'))
-    LIMIT 1)
+-- name: settled_after
+-- Later events that are settled other than by being discarded or held: an earlier one of their lane must stay closed.
+-- The caller knows lanes and filters.
+SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data FROM redrive_events e
+WHERE e.log = :log AND e.position > :position
+  AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
+  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
+                  AND l.state IN ('retrying', 'dead', 'discarded'))
+ORDER BY e.position LIMIT :limit
+
+-- name: settled_after_of_key
+-- The same where lanes are the events' own keys.
+SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data FROM redrive_events e
+WHERE e.log = :log AND e.key = :key AND e.position > :position
+  AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
+  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
+                  AND l.state IN ('retrying', 'dead', 'discarded'))
+ORDER BY e.version LIMIT :limit
 
 -- name: letters_supersede
-UPDATE redrive_letters SET state = 'superseded', rev = rev + 1, touched_at = :now, resolved_by = :resolved_by
-WHERE subscription = :subscription AND position > :above AND state IN ('retrying', 'dead', 'applied')
+-- Their events come round again. What an operator or a rule discarded stays discarded; what the function itself
+-- ignored is asked again. Who was still open is remembered: its emissions were never made.
+UPDATE redrive_letters SET state = 'superseded', rev = rev + 1, touched_at = :now,
+       resolved_by = CASE WHEN state IN ('retrying', 'dead') THEN :was_open ELSE :was_settled END
+WHERE subscription = :subscription AND position > :above
+  AND (state IN ('retrying', 'dead', 'applied') OR (state = 'discarded' AND resolved_by IN ('ignore verdict', 'replay')))
 
--- name: letters_discarded
-SELECT position FROM redrive_letters WHERE subscription = :subscription AND position > :above AND state = 'discarded'
-ORDER BY position
+-- name: letters_unheard
+-- Positions whose letter was open when progress was taken back: not quiet, whatever quiet_until says.
+SELECT position FROM redrive_letters WHERE subscription = :subscription AND state = 'superseded' AND resolved_by = :was_open
+
+-- name: letters_heard
+-- They have been settled since, so their emissions were made (or are in the hands of a newer letter).
+UPDATE redrive_letters SET resolved_by = :was_settled
+WHERE subscription = :subscription AND state = 'superseded' AND resolved_by = :was_open
+  AND (position <= :progress OR position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
+
+-- name: letters_homeless
+-- Open letters whose event the log no longer holds.
+SELECT l.id, l.position FROM redrive_letters l
+WHERE l.subscription = :subscription AND l.state IN ('retrying', 'dead') AND NOT EXISTS
+      (SELECT 1 FROM redrive_events e WHERE e.position = l.position AND e.log = :log AND e.id = l.event_id)
+ORDER BY l.position
+
+-- name: done_discarded
+-- Intake skips what was discarded before progress was taken back.
+INSERT INTO redrive_done SELECT subscription, position FROM redrive_letters
+WHERE subscription = :subscription AND state = 'discarded' AND position > :above
+
+-- name: done_range
+-- Intake skips what lies in a discarded range.
+INSERT INTO redrive_done SELECT :subscription, position FROM redrive_events
+WHERE log = :log AND position > :above AND position <= :upto AND type = :type
 
 -- name: edit_add
 INSERT INTO redrive_edits VALUES (:subscription, :position, :rev, :data, :audit)
@@ -340,6 +405,12 @@ INSERT INTO redrive_state VALUES (:subscription, :key, 1, :data) ON CONFLICT DO 
 -- name: state_save
 UPDATE redrive_state SET version = version + 1, data = :data
 WHERE subscription = :subscription AND key = :key AND version = :version
+
+-- name: state_save_many
+UPDATE redrive_state SET version = version + 1, data = ? WHERE subscription = ? AND key = ? AND version = ?
+
+-- name: state_add_many
+INSERT INTO redrive_state VALUES (?, ?, 1, ?) ON CONFLICT DO NOTHING
 
 -- name: state_drop
 DELETE FROM redrive_state WHERE subscription = :subscription AND key = :key AND version = :version
@@ -386,7 +457,7 @@ WHERE d.subscription = :subscription AND d.position <= p.position
 
 -- name: ledger_done_events
 SELECT e.position, e.type FROM redrive_done d JOIN redrive_events e ON e.position = d.position AND e.log = :log
-WHERE d.subscription = :subscription AND d.position > :above
+WHERE d.subscription = :subscription AND d.position > :above ORDER BY d.position
 
 -- name: ledger_journal_gaps
 -- A letter whose last journal entry is not its state, or that has none.

@@ -1,0 +1,64 @@
+"""Taking progress back: what reset and seek have in common, inside their one transaction.
+
+Letters above the target are superseded (their history stays), their events come round again. What was
+discarded stays discarded: intake finds it done. The epoch grows, so a former owner can write nothing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redrive.store.filters import Asked
+from redrive.store.port import StoreTx, Subscribed
+
+WAS_OPEN = "rewind: open"  # a superseded letter that nobody had applied: its emissions are still to be made
+WAS_SETTLED = "rewind"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Positions that were skipped: above `above`, up to `upto`; all that was asked for in it is discarded."""
+
+    above: int
+    upto: int
+    discarded: int
+
+
+def ranges(tx: StoreTx, subscription: int) -> list[Range]:
+    """The skipped ranges of a subscription, in order."""
+    return [Range(*row[:3]) for row in tx.sql.all("range_all", {"subscription": subscription})]
+
+
+def take_back(tx: StoreTx, row: Subscribed, to: int, asked: Asked, now: float, *, quiet_until: int) -> int:
+    """Everything above a position is to be processed again; returns how many letters were superseded.
+
+    Emissions at or below `quiet_until` stay unmade, except of events that were held in an open letter.
+    """
+    log = tx.logs.id_of(row.source)
+    marks = {"subscription": row.id, "was_open": WAS_OPEN, "was_settled": WAS_SETTLED}
+    tx.sql.run("letters_heard", {**marks, "progress": tx.progress.get(row.id).position})
+    superseded = tx.sql.run("letters_supersede", {**marks, "above": to, "now": now})
+    tx.sql.run("done_clear", {"subscription": row.id, "above": -1})
+    tx.sql.run("done_discarded", {"subscription": row.id, "above": to})
+    for skipped in ranges(tx, row.id):
+        _keep_skipped(tx, row.id, log, skipped, asked, to)
+    tx.keyed.excuse(row.id)  # whoever runs something now is fenced, not crashed
+    anchor = tx.logs.anchor(log, to) if to else None
+    values = {"subscription": row.id, "position": to, "anchor": anchor, "quiet_until": quiet_until}
+    tx.sql.run("progress_reset", values)
+    return superseded
+
+
+def _keep_skipped(tx: StoreTx, subscription: int, log: int, skipped: Range, asked: Asked, to: int) -> None:
+    """A skipped range stays skipped: done rows for what the filter asks for in it now."""
+    discarded = 0
+    for low, high, event_type, count in asked.types(tx, log, skipped.above, skipped.upto):
+        discarded += count
+        if high > to:
+            values = {"subscription": subscription, "log": log, "above": max(low, to), "upto": high, "type": event_type}
+            tx.sql.run("done_range", values)
+    values = {
+        "subscription": subscription, "from_position": skipped.above, "to_position": skipped.upto,
+        "discarded": discarded,
+    }  # fmt: skip
+    tx.sql.run("range_set", values)
