@@ -120,6 +120,13 @@ def test_a_copy_with_the_same_bytes_forgets_what_a_function_did_to_the_data() ->
     assert event.with_data(event.raw).data == {"cents": 4200}
 
 
+def test_data_that_a_function_changed_is_forgotten_before_it_runs_again() -> None:
+    event = make()
+    assert event.data.pop("cents") == 4200
+    event.forget()
+    assert event.data == {"cents": 4200}
+
+
 @pytest.mark.parametrize("name", ["position", "id", "key", "data", "data_raw", "unheard_of"])
 def test_an_event_cannot_be_changed(name: str) -> None:
     with pytest.raises(AttributeError):

@@ -209,18 +209,39 @@ def test_two_classes_for_one_name_are_an_error_until_one_is_registered() -> None
         types.register(one)
 
 
+@event("types.versions", schema=2)
+class New(msgspec.Struct):
+    cents: int
+
+
+@event("types.versions", schema=1)
+class Old(msgspec.Struct):
+    euros: int
+
+
 def test_without_a_registration_the_class_of_the_newest_schema_counts() -> None:
-    @event("types.versions", schema=2)
-    class New(msgspec.Struct):
-        cents: int
-
-    @event("types.versions", schema=1)
-    class Old(msgspec.Struct):
-        euros: int
-
     assert EventTypes().schema_of("types.versions") == 2
     assert EventTypes().decode("types.versions", 2, b'{"cents":1}') == New(1)
-    assert EventTypes().encode(Old(1))[1] == 1
+
+
+def test_an_event_of_an_old_class_may_be_appended_and_is_read_as_the_new_one() -> None:
+    for register in (True, False):
+        types = EventTypes()
+        types.upcast("types.versions", 1, lambda data: {"cents": data["euros"] * 100})
+        if register:
+            types.register(New)
+        assert types.encode(Old(1)) == ("types.versions", 1, b'{"euros":1}')
+        assert types.decode("types.versions", 1, b'{"euros":1}') == New(100)
+        assert types.encode(New(1))[1] == 2
+        with pytest.raises(EventError, match="Old has values that its fields do not allow"):
+            types.encode(Old("many"))  # type: ignore[arg-type]
+
+
+def test_a_registration_takes_effect_on_a_name_that_was_read_before() -> None:
+    types = EventTypes()
+    assert types.decode("types.versions", 2, b'{"cents":1}') == New(1)
+    types.register(Old)
+    assert types.decode("types.versions", 1, b'{"euros":1}') == Old(1)
 
 
 def test_the_same_class_defined_again_replaces_itself() -> None:

@@ -98,6 +98,10 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
             self.types,
         )
 
+    def forget(self) -> None:
+        """Decode the data anew at the next access: a function that runs again must not see its own changes."""
+        force_setattr(self, "_data", UNSET)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Event) and self._row() == other._row()
 

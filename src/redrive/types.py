@@ -105,10 +105,12 @@ class EventTypes:
         if name is not None and name != mark[0]:
             raise EventError(f"{_show(cls)} is {mark[0]!r} and cannot be appended as {name!r}")
         if self._classes.get(mark[0]) is not cls:
-            self.register(cls)
+            self._claim(cls)
         raw = encode_data(value)
+        reader = self._reader(mark[0])
         try:
-            self._reader(mark[0]).decode(raw)  # a Struct or dataclass takes anything; its reader does not
+            # A Struct or dataclass takes anything; its decoder does not.
+            (reader.decode if reader.schema == mark[1] else make_decoder(cls))(raw)
         except DATA_ERRORS as error:
             raise EventError(f"{_show(cls)} has values that its fields do not allow: {reason(error)}") from cause_of(
                 error
@@ -129,6 +131,13 @@ class EventTypes:
         """Build what decoding will need, so that a wrong class or a missing upcast stops the start, not an event."""
         for name in sorted({*self._classes, *self._upcasts}):
             self._reader(name).check_chain()
+
+    def _claim(self, cls: type) -> None:
+        """Register the class of an appended event, unless it is an old one: the newest reads, after the upcasts."""
+        name, schema = _mark_of(cls)
+        rivals = [self._classes[name]] if name in self._classes else _marked[name]
+        if all(schema >= _mark_of(rival)[1] for rival in rivals):
+            self.register(cls)
 
     def _reader(self, name: str) -> Reader:
         if self._seen != _marks:
