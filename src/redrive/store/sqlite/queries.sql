@@ -149,6 +149,9 @@ INSERT INTO redrive_done VALUES (?, ?)
 -- name: done_all
 SELECT position FROM redrive_done WHERE subscription = ? ORDER BY position
 
+-- name: done_count
+SELECT count(*) FROM redrive_done WHERE subscription = :subscription
+
 -- name: done_prune
 DELETE FROM redrive_done WHERE subscription = ? AND position <= ?
 
@@ -450,24 +453,115 @@ SELECT id, at, who, action, subscription, target, reason, details, hash FROM red
 SELECT l.position FROM redrive_letters l JOIN redrive_progress p ON p.subscription = l.subscription
 WHERE l.subscription = :subscription AND l.state <> 'superseded' AND l.position > p.position
   AND NOT EXISTS (SELECT 1 FROM redrive_done d WHERE d.subscription = l.subscription AND d.position = l.position)
+ORDER BY l.position
 
 -- name: ledger_stale_done
 SELECT d.position FROM redrive_done d JOIN redrive_progress p ON p.subscription = d.subscription
-WHERE d.subscription = :subscription AND d.position <= p.position
+WHERE d.subscription = :subscription AND d.position <= p.position ORDER BY d.position
 
 -- name: ledger_done_events
 SELECT e.position, e.type FROM redrive_done d JOIN redrive_events e ON e.position = d.position AND e.log = :log
 WHERE d.subscription = :subscription AND d.position > :above ORDER BY d.position
 
+-- name: ledger_empty_done
+-- Done rows without an event.
+SELECT d.position FROM redrive_done d WHERE d.subscription = :subscription AND NOT EXISTS
+       (SELECT 1 FROM redrive_events e WHERE e.position = d.position AND e.log = :log) ORDER BY d.position
+
+-- name: ledger_letters
+-- Fates by letter in a range of positions.
+SELECT state, type, count(*) FROM redrive_letters
+WHERE subscription = :subscription AND position > :above AND position <= :upto AND state <> 'superseded' GROUP BY state, type
+
+-- name: ledger_letters_of_type
+SELECT position FROM redrive_letters
+WHERE subscription = :subscription AND position > :above AND position <= :upto AND state = :state AND type = :type
+ORDER BY position
+
+-- name: ledger_letters_in
+SELECT position FROM redrive_letters
+WHERE subscription = :subscription AND position > :above AND position <= :upto AND state <> 'superseded' ORDER BY position
+
+-- name: ledger_doubled_letters
+SELECT position FROM redrive_letters WHERE subscription = :subscription AND state <> 'superseded'
+GROUP BY position HAVING count(*) > 1
+
 -- name: ledger_journal_gaps
 -- A letter whose last journal entry is not its state, or that has none.
 SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state IS NOT
-  (SELECT j.state FROM redrive_journal j WHERE j.letter = l.id ORDER BY j.seq DESC LIMIT 1)
+  (SELECT j.state FROM redrive_journal j WHERE j.letter = l.id ORDER BY j.seq DESC LIMIT 1) ORDER BY l.position
+
+-- name: ledger_missing_letters
+-- The journal knows a letter that is not there.
+SELECT DISTINCT j.position FROM redrive_journal j
+WHERE j.subscription = :subscription AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.id = j.letter)
+ORDER BY j.position
+
+-- name: ledger_steps
+-- Which state followed which, how often.
+SELECT before, state, count(*) FROM
+  (SELECT state, lag(state) OVER (PARTITION BY letter ORDER BY seq) AS before FROM redrive_journal
+   WHERE subscription = :subscription)
+GROUP BY before, state
+
+-- name: ledger_step_positions
+SELECT position FROM
+  (SELECT position, state, lag(state) OVER (PARTITION BY letter ORDER BY seq) AS before FROM redrive_journal
+   WHERE subscription = :subscription)
+WHERE state = :state AND before IS :before ORDER BY position
+
+-- name: ledger_unexplained
+-- Dead letters without a single attempt in their history.
+SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state = 'dead'
+  AND NOT EXISTS (SELECT 1 FROM redrive_attempts a WHERE a.letter = l.id) ORDER BY l.position
+
+-- name: ledger_unsigned_discards
+SELECT position FROM redrive_letters WHERE subscription = :subscription AND state = 'discarded' AND resolved_by IS NULL
+ORDER BY position
+
+-- name: ledger_misfiled
+-- Letters in a lane that the subscription's order does not have.
+SELECT l.position FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.subscription = :subscription AND l.state IN ('retrying', 'dead') AND l.lane IS NOT NULL AND
+      CASE s.ordering WHEN 'key' THEN l.lane IS NOT l.key WHEN 'total' THEN l.lane <> '*' ELSE 1 END
+ORDER BY l.position
+
+-- name: ledger_lost_edits
+-- Letters that refer to an edit which is not there.
+SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state <> 'superseded' AND l.edits > 0
+  AND NOT EXISTS (SELECT 1 FROM redrive_edits d WHERE d.subscription = l.subscription AND d.position = l.position
+                  AND d.rev = l.edits) ORDER BY l.position
+
+-- name: ledger_unaudited
+-- Edits and skipped ranges that no audit row accounts for.
+SELECT position FROM redrive_edits WHERE subscription = :subscription AND audit NOT IN (SELECT id FROM redrive_audit)
+UNION SELECT from_position + 1 FROM redrive_ranges
+WHERE subscription = :subscription AND audit NOT IN (SELECT id FROM redrive_audit) ORDER BY 1
 
 -- name: ledger_overtaken
 -- An applied event of a lane above an open letter of the same lane.
-SELECT a.position FROM redrive_letters a JOIN redrive_letters o ON o.subscription = a.subscription AND o.lane = a.lane
-WHERE a.subscription = :subscription AND a.state = 'applied' AND o.state IN ('retrying', 'dead') AND o.position < a.position
+SELECT DISTINCT a.position FROM redrive_letters o JOIN redrive_letters a ON a.subscription = o.subscription AND a.lane = o.lane
+WHERE o.subscription = :subscription AND o.state IN ('retrying', 'dead') AND a.state = 'applied' AND a.position > o.position
+ORDER BY a.position
+
+-- name: ledger_overtaken_at_intake
+-- Settled events of a parked key that never were letters, where lanes are the events' own keys.
+SELECT e.position, e.type FROM
+  (SELECT lane, min(position) AS position FROM redrive_letters
+   WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane) h
+JOIN redrive_events e ON e.log = :log AND e.key = h.lane AND e.position > h.position
+WHERE (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
+  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
+                  AND l.state <> 'superseded') ORDER BY e.position
+
+-- name: ledger_passed_total
+-- The same in total order: settled events above the lowest open letter that never were letters.
+SELECT e.position, e.type FROM redrive_events e
+WHERE e.log = :log AND e.position > (SELECT min(position) FROM redrive_letters
+      WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead'))
+  AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
+  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
+                  AND l.state <> 'superseded') ORDER BY e.position
 
 -- name: ledger_counts
 SELECT state, reason, type, fingerprint, count(*) FROM redrive_letters WHERE subscription = :subscription
@@ -477,6 +571,21 @@ GROUP BY state, reason, type, fingerprint
 SELECT state, reason, type, fingerprint, n FROM redrive_letter_counts WHERE subscription = :subscription
 
 -- name: ledger_lost_events
--- Letters whose event is no longer in the log.
-SELECT l.position FROM redrive_letters l LEFT JOIN redrive_events e ON e.position = l.position AND e.id = l.event_id
-WHERE l.subscription = :subscription AND l.state <> 'superseded' AND e.position IS NULL
+-- Letters whose event is no longer in the log, or is another one.
+SELECT l.position FROM redrive_letters l
+LEFT JOIN redrive_events e ON e.position = l.position AND e.id = l.event_id AND e.log = :log AND e.type = l.type
+WHERE l.subscription = :subscription AND l.state <> 'superseded' AND e.position IS NULL ORDER BY l.position
+
+-- name: ledger_log_holes
+-- Events before which a version of their key is missing, or that stand in the wrong order.
+SELECT position FROM
+  (SELECT position, version, lag(version) OVER w AS before, lag(position) OVER w AS below
+   FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version))
+WHERE version <> before + 1 OR position < below ORDER BY position
+
+-- name: ledger_orphans
+-- Subscriptions that other tables speak of and nobody has registered.
+SELECT subscription FROM redrive_progress WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
+UNION SELECT subscription FROM redrive_letters WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
+UNION SELECT subscription FROM redrive_done WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
+ORDER BY 1

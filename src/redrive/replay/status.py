@@ -1,0 +1,75 @@
+"""Where every subscription stands, as the store knows it: also while no worker runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redrive.clock import Env
+from redrive.policy.lease import Lease, State, state_of
+from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """One subscription at one moment. Times are seconds since 1970."""
+
+    subscription: str
+    kind: str
+    source: str
+    order: str
+    position: int
+    lag_events: int  # events above the progress and not settled, asked for or not
+    lag_seconds: float  # age of the oldest of them
+    applied: int
+    ignored: int
+    retrying: int
+    dead: int
+    owner: str | None  # who holds a lease that still counts
+    lease_until: float | None
+    paused: bool
+    halted: str | None
+    rebuilding_until: int | None  # the position it had before its last reset, while it is on the way back there
+    last_id: str | None
+    last_type: str | None
+    last_time: float | None
+    settled_at: float | None
+
+    @property
+    def state(self) -> str:
+        """The one word for it."""
+        if self.paused:
+            return "paused"
+        if self.halted is not None:
+            return "halted"
+        if self.owner is None:
+            return "stopped"
+        return "rebuilding" if self.rebuilding_until is not None else "running"
+
+
+def status(store: Store, env: Env) -> list[SubscriptionStatus]:
+    """All subscriptions, by name, in one snapshot."""
+    with store.reading() as tx:
+        return [_of(tx, row, tx.progress.get(row.id), env) for row in tx.progress.all()]
+
+
+def _of(tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env) -> SubscriptionStatus:
+    now, log = env.clock.now(), tx.logs.id_of(row.source)
+    lag = tx.logs.lag(log, progress.position) if log else 0
+    lag -= int(tx.sql.value("done_count", {"subscription": row.id}))
+    oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
+    letters = tx.letters.counts(row.id)
+    lease = Lease(progress.owner, progress.epoch, progress.lease_until, bool(progress.unclean), progress.boot or "")
+    held = state_of(lease, now=now, owner_is_dead=bool(lease.owner) and env.owner_is_dead(lease.owner or ""))
+    owned = held is State.HELD
+    return SubscriptionStatus(
+        subscription=row.name, kind=row.kind, source=row.source, order=row.ordering, position=progress.position,
+        lag_events=max(0, lag), lag_seconds=0.0 if oldest is None else max(0.0, now - oldest / 1e6),
+        applied=progress.applied + letters.get("applied", 0), ignored=progress.ignored,
+        retrying=letters.get("retrying", 0), dead=letters.get("dead", 0),
+        owner=progress.owner if owned else None, lease_until=progress.lease_until if owned else None,
+        paused=bool(progress.paused), halted=progress.halted,
+        rebuilding_until=progress.quiet_until if progress.position < progress.quiet_until else None,
+        last_id=progress.anchor, last_type=progress.last_type,
+        last_time=None if progress.last_time_us is None else progress.last_time_us / 1e6,
+        settled_at=progress.settled_at,
+    )  # fmt: skip
