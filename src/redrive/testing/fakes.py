@@ -22,7 +22,7 @@ class FakeEnv(Env):
     def __init__(
         self, clock: FakeClock | None = None, *, seed: int = 0, owner: str = "worker-1", boot: str = "boot-1"
     ) -> None:
-        self.fake_clock = clock or FakeClock()
+        self.fake_clock, self.seed = clock or FakeClock(), seed
         super().__init__(self.fake_clock, random.Random(seed), owner, boot)
         self.dead: set[str] = set()
 

@@ -200,6 +200,9 @@ class Harness(AbstractContextManager["Harness"]):
         runtime._url, runtime._settings, runtime._env, runtime._given_env = self.path, self._settings, self.env, True
         runtime._readers = None
         self._open()
+        with self._store().reading() as tx:  # a second harness on a store must not give the same ids again
+            ((last,),) = tx.connection.execute("SELECT coalesce(max(position), 0) FROM redrive_events").fetchall()
+        self.env.dice.seed(f"{self.env.seed} {self.env.owner} {last}")
 
     def _open(self) -> None:
         limits = self._settings
