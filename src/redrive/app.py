@@ -12,7 +12,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redrive.clock import Env
 from redrive.context import Tx
@@ -31,6 +31,9 @@ from redrive.settings import Settings, check_subscriptions
 from redrive.sources.log import Log
 from redrive.subscription import KeyBy, Order, Subscription, count_arguments
 from redrive.units import duration
+
+if TYPE_CHECKING:
+    from redrive.replay.operations import Operations
 
 F = TypeVar("F", bound=Callable[..., Any])
 RetryGiven = Retry | Sequence[Retry] | None
@@ -205,6 +208,16 @@ class App:
                 supervisor.stop("app.running() ended")
                 await task
 
+    def operate(self, who: str | None = None) -> Operations:
+        """Letters, subscriptions, ledger and status, for an operator whose name goes into the audit."""
+        from redrive.replay.operations import operate
+
+        self._import_included()
+        runtime = self.runtime
+        return operate(
+            runtime.store, runtime.env, runtime.signals, who, types=runtime.types, declared=self.subscriptions
+        )
+
     def close(self) -> None:
         """Let go of the store; the next use opens it again."""
         self.runtime.close()
@@ -225,10 +238,13 @@ class App:
         names = [item if isinstance(item, str) else self.runtime.types.name_of(item) for item in types]
         return tuple(dict.fromkeys(names))
 
-    def _selected(self, only: Iterable[str] | None, exclude: Iterable[str]) -> list[Subscription]:
-        """The subscriptions to run, with the overrides of the settings."""
+    def _import_included(self) -> None:
         for module in self._include:
             importlib.import_module(module)
+
+    def _selected(self, only: Iterable[str] | None, exclude: Iterable[str]) -> list[Subscription]:
+        """The subscriptions to run, with the overrides of the settings."""
+        self._import_included()
         self.runtime.types.check()
         wanted, unwanted = None if only is None else set(only), set(exclude)
         for name in sorted((wanted or set()) | unwanted):
