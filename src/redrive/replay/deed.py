@@ -93,3 +93,14 @@ def need_reason(action: str, reason: str) -> None:
     """What cannot be taken back easily is not done without saying why."""
     if not reason.strip():
         raise UsageError(f"{action} needs a reason; it goes into the audit")
+
+
+def whoami() -> str:
+    """The user this process runs as, for the audit."""
+    import getpass
+    import os
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container often runs as a number without a name
+        return f"uid {os.getuid()}"

@@ -6,7 +6,7 @@ pull the ground from under a running owner bump the epoch: it can commit nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,7 @@ from redrive.replay.letters import KeyOf
 from redrive.replay.rewind import ranges, take_back
 from redrive.store.filters import Asked, change_filter
 from redrive.store.port import ProgressRow, StoreTx, Subscribed
-from redrive.subscription import TOTAL_LANE
+from redrive.subscription import TOTAL_LANE, Subscription
 from redrive.types import EventTypes
 
 
@@ -36,8 +36,11 @@ class Sought:
 class SubscriptionDesk:
     """Everything an operator can do to a subscription as a whole."""
 
-    def __init__(self, operator: Operator, types: EventTypes | None = None) -> None:
+    def __init__(
+        self, operator: Operator, declared: Mapping[str, Subscription] | None = None, types: EventTypes | None = None
+    ) -> None:
         self._operator = operator
+        self._declared = declared or {}
         self._types = types or EventTypes()
 
     def pause(self, name: str, reason: str = "") -> None:
@@ -60,9 +63,10 @@ class SubscriptionDesk:
             self._operator.audit(tx, "rename", new, old, reason, {"old": old, "new": new})
         self._operator.tell("rename", new, old)
 
-    def accept_from_now(self, name: str, types: Sequence[str], reason: str) -> int:
-        """Ask for these types from the present position on; what lies below it and was never asked for stays so."""
+    def accept_from_now(self, name: str, reason: str, types: Sequence[str] | None = None) -> int:
+        """Ask for these types (those declared) from the present position on; what lies below it stays unasked."""
         need_reason("accept-from-now", reason)
+        types = self._declaration(name).types if types is None else types
         with self._acting(name) as (tx, row):
             former = tx.progress.filters(row.id)[-1][1]
             position = change_filter(tx, row, sorted(types))
@@ -71,9 +75,10 @@ class SubscriptionDesk:
         self._operator.tell("accept-from-now", name, f"position {position}")
         return position
 
-    def rekey(self, name: str, key_of: KeyOf, reason: str) -> int:
-        """Move the open letters to the lanes that this key function says; returns how many moved."""
+    def rekey(self, name: str, reason: str, key_of: KeyOf | None = None) -> int:
+        """Move the open letters to the lanes that this key function (the one declared) says; how many moved."""
         need_reason("rekey", reason)
+        key_of = self._declaration(name).key_of if key_of is None else key_of
         with self._acting(name) as (tx, row):
             now, moved = self._operator.now(), 0
             for letter, _, lane, key, *_ in tx.sql.all("open_letters", {"subscription": row.id}):
@@ -103,6 +108,12 @@ class SubscriptionDesk:
         return Sought(name, was.position, target, superseded, discarded)
 
     # ------------------------------------------------------------ how
+
+    def _declaration(self, name: str) -> Subscription:
+        found = self._declared.get(name)
+        if found is None:
+            raise UsageError(f"{name!r} is not declared here: this needs the program (--app MODULE:APP)")
+        return found
 
     @contextmanager
     def _acting(self, name: str) -> Iterator[tuple[StoreTx, Subscribed]]:
