@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from redrive.clock import Env
+from redrive.codec import is_model
 from redrive.errors import EventError, UsageError
 from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers, new_id
 from redrive.types import EventTypes
@@ -30,7 +31,7 @@ def draft(
     if isinstance(kind, str):
         name, schema, raw = types.encode(data, check_type(kind))
     elif data is None:
-        name, schema, raw = types.encode(kind)
+        name, schema, raw = types.encode(kind) if is_model(type(kind)) else (None, 1, b"")
     else:
         raise UsageError("give a type and its data, or a typed event alone")
     if name is None:
