@@ -7,7 +7,7 @@ settling transaction applies, all or none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -97,6 +97,20 @@ class Emitter:
         return Emission(name, made._replace(id=emission_id(self._subscription, event.id, ordinal), derived=True))
 
 
+class Office(Protocol):
+    """What a ctx asks of the subscription it belongs to."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def deps(self) -> Any: ...
+    @property
+    def emitter(self) -> Emitter: ...
+    def load_state(self, key: str) -> tuple[int, bytes]: ...
+
+
 class Ctx:
     """A handler's way to ask for effects; they commit together with the event, or not at all.
 
@@ -106,29 +120,42 @@ class Ctx:
     """
 
     __slots__ = (
-        "_dead", "_emissions", "_emitter", "_loaded", "_loader", "_state", "_statements", "attempt", "deps", "epoch",
-        "event", "idempotency_key", "key",
-    )  # fmt: skip
+        "_dead",
+        "_edits",
+        "_emissions",
+        "_loaded",
+        "_office",
+        "_state",
+        "_statements",
+        "attempt",
+        "event",
+        "key",
+    )
 
-    def __init__(
-        self,
-        event: Event[Any],
-        key: str | None,
-        attempt: int,
-        idempotency_key: str,
-        epoch: int,
-        deps: Any,
-        loader: Callable[[str], tuple[int, bytes]],
-        emitter: Emitter,
-    ) -> None:
+    def __init__(self, event: Event[Any], key: str | None, attempt: int, edits: int, office: Office) -> None:
         self.event, self.key, self.attempt = event, key, attempt
-        self.idempotency_key, self.epoch, self.deps = idempotency_key, epoch, deps
-        self._loader, self._emitter = loader, emitter
+        self._edits, self._office = edits, office
         self._loaded: tuple[int, bytes] | None = None
-        self._state: dict[str, Any] = {}
+        self._state: dict[str, Any] | None = None
         self._emissions: list[Emission] | None = None
         self._statements: list[tuple[str, Any]] | None = None
         self._dead = False
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same at every attempt of this event by this subscription; an edit of its data changes it."""
+        edited = f":{self._edits}" if self._edits else ""
+        return f"{self._office.name}:{self.event.id}{edited}"
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every change of ownership: lets the other side fence a dying owner's calls."""
+        return self._office.epoch
+
+    @property
+    def deps(self) -> Any:
+        """What the app's lifespan yielded."""
+        return self._office.deps
 
     @property
     def state(self) -> dict[str, Any]:
@@ -137,7 +164,8 @@ class Ctx:
         if self._loaded is None:
             if self.key is None:
                 raise UsageError("ctx.state needs a key: append events with key=, or give the subscription key_by=")
-            self._loaded = self._loader(self.key)
+            self._loaded = self._office.load_state(self.key)
+        if self._state is None:
             self._state = msgspec.json.decode(self._loaded[1]) if self._loaded[1] else {}
         return self._state
 
@@ -163,7 +191,7 @@ class Ctx:
         if self._emissions is None:
             self._emissions = []
         chosen = self.key if key is SAME_KEY else key
-        made = self._emitter.make(
+        made = self._office.emitter.make(
             self.event, len(self._emissions), log, type, data,
             key=chosen, headers=headers, expected_version=expected_version,
         )  # fmt: skip
@@ -179,7 +207,7 @@ class Ctx:
     def effects(self) -> Effects | None:
         """What was asked for; None if nothing was. Encodes the state, so errors in it are the function's."""
         saved = None
-        if self._loaded is not None:
+        if self._loaded is not None and self._state is not None:
             raw = encode_data(self._state) if self._state else b""
             if raw != self._loaded[1]:
                 assert self.key is not None
@@ -192,6 +220,11 @@ class Ctx:
     def touched(self) -> bool:
         """Was anything asked for?"""
         return self._loaded is not None or self._emissions is not None or self._statements is not None
+
+    @property
+    def is_dead(self) -> bool:
+        """Did the function overrun its timeout?"""
+        return self._dead
 
     def kill(self) -> None:
         """The function overran its timeout: whatever it still asks is refused."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from redrive.context import Escalate, Tx
+from redrive.context import Ctx, Escalate, Tx
 from redrive.errors import BadKey, Ignore, Reject, RetryLater, Undecodable, VersionConflict
 from redrive.event import Event
 from redrive.policy import outcome as out
@@ -60,7 +60,7 @@ def _trace(error: BaseException, message: str, limit: int) -> str:
     """The traceback, cause first. By hand: the stdlib's costs ten times as much and calls the error's `__str__`."""
     parts = []
     chain: list[BaseException] = [error]
-    while len(chain) < CAUSES_MAX and (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
+    while len(chain) < CAUSES_MAX and (cause := _cause(chain[-1])) and not any(cause is link for link in chain):
         chain.append(cause)
     for link in reversed(chain):
         for frame, line in _frames(link.__traceback__):
@@ -70,6 +70,11 @@ def _trace(error: BaseException, message: str, limit: int) -> str:
         text = message if link is error else _text(link, limit)
         parts.append(f"{type(link).__qualname__}: {text}\n" + ("" if link is error else "which led to\n"))
     return _storable("".join(parts)[-limit:].rstrip(), limit)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """What led to it; `from None` means that its author wants that left out, often because it quotes the payload."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 0, limit: int = TEXT_MAX) -> Outcome:
@@ -129,15 +134,13 @@ def attempt_each(
     return done, None
 
 
-async def attempt_async(
-    function: Callable[..., Any], arguments: tuple[Any, ...], overran: Callable[[], bool]
-) -> BaseException | None:
-    """Await a user's function; what it raised, or None. Our own cancellation passes through."""
+async def attempt_async(function: Callable[..., Any], arguments: tuple[Any, ...], ctx: Ctx) -> BaseException | None:
+    """Await a user's function; what it raised, or None. Our own cancellation passes through, a timeout's does not."""
     try:
         await function(*arguments)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
-        if not overran() and task is not None and task.cancelling():
+        if not ctx.is_dead and task is not None and task.cancelling():
             raise
         return error
     except BaseException as error:

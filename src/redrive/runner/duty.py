@@ -80,6 +80,16 @@ class Duty:
         self.states: dict[str, tuple[int, bytes]] = {}
         self.controls = False
 
+    @property
+    def name(self) -> str:
+        """The subscription's name."""
+        return self.subscription.name
+
+    @property
+    def deps(self) -> Any:
+        """What the app's lifespan yielded."""
+        return self.engine.deps()
+
     def load(self, tx: StoreTx, former: Lease) -> None:
         """Everything at once, in the transaction that made us the owner."""
         env = self.engine.env

@@ -7,6 +7,7 @@ one hop to the store per round; workers only call functions and put the outcome 
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from redrive.context import Ctx
 from redrive.errors import BugError, Fenced
@@ -31,11 +32,11 @@ class Desk:
         self.outbox: deque[Work] = deque()
         self.running: set[Work] = set()
         self.alone: deque[Work] = deque()  # after a crash: one at a time, before anything else
-        self._waiting: dict[str, deque[Work]] = {}  # lanes that are busy, with what queues behind
+        self._waiting: dict[str, deque[Work] | None] = {}  # lanes that are busy, with what queues behind
+        self._queued = 0
 
     def __len__(self) -> int:
-        queued = sum(len(queue) for queue in self._waiting.values())
-        return len(self.ready) + len(self.outbox) + len(self.running) + len(self.alone) + queued
+        return len(self.ready) + len(self.outbox) + len(self.running) + len(self.alone) + self._queued
 
     def busy(self, lane: str | None) -> bool:
         """Has the lane work that is not settled?"""
@@ -43,17 +44,23 @@ class Desk:
 
     def add(self, work: Work) -> None:
         """A new event, or a letter that is due: it runs when its lane is free."""
-        lane = work.lane
-        if lane is None:
-            self._start(work)
-        elif lane in self._waiting:
-            if work.head is None:
-                self._waiting[lane].append(work)
-            else:  # a head precedes everything that queued up behind it
-                self._waiting[lane].appendleft(work)
-        else:
-            self._waiting[lane] = deque()
-            self._start(work)
+        lane, waiting = work.lane, self._waiting
+        if lane is not None:
+            if lane in waiting:
+                self._queue(lane, work)
+                return
+            waiting[lane] = None
+        self._start(work)
+
+    def _queue(self, lane: str, work: Work) -> None:
+        queue = self._waiting[lane]
+        if queue is None:
+            queue = self._waiting[lane] = deque()
+        self._queued += 1
+        if work.head is None:
+            queue.append(work)
+        else:  # a head precedes everything that queued up behind it
+            queue.appendleft(work)
 
     def _start(self, work: Work) -> None:
         """The lane is this work's now; look again whether it may run."""
@@ -65,14 +72,15 @@ class Desk:
                 self._run(work)
             else:  # an operator changed the letter since: the new head comes by itself
                 self.free(work)
-        elif lanes.parked(work.lane):
+        elif work.lane in lanes.names:
             work.follow = True
             self.outbox.append(work)
         else:
             self._run(work)
 
     def _run(self, work: Work) -> None:
-        (self.alone if self.duty.needs_care(work) else self.ready).append(work)
+        careful = self.duty.horizon or self.duty.suspects
+        (self.alone if careful and self.duty.needs_care(work) else self.ready).append(work)
 
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""
@@ -82,14 +90,15 @@ class Desk:
         queue = self._waiting[lane]
         if not queue:
             del self._waiting[lane]
-            return
-        if self.duty.lanes.parked(lane) and queue[0].head is None:
+        elif lane in self.duty.lanes.names and queue[0].head is None:
             for follower in queue:  # all of them queue behind the head; the last one frees the lane
                 follower.follow = follower.chained = True
             queue[-1].chained = False
+            self._queued -= len(queue)
             self.outbox.extend(queue)
             queue.clear()
         else:
+            self._queued -= 1
             self._start(queue.popleft())
 
 
@@ -114,21 +123,24 @@ class Handling:
             return 0 if duty.lanes or len(self.desk) else 1
         return max(0, duty.engine.settings.window_max - max(len(self.desk), len(duty.window)))
 
-    def take_in(self, rows: list[Row]) -> None:
-        """Queue what the filter asks for; stop before an event of a full lane."""
+    def take_in(self, rows: list[Row]) -> int:
+        """Queue what the filter asks for; stop before an event of a full lane. How many rows are behind us."""
         duty = self.duty
         window, subscription, lane_max = duty.window, duty.subscription, duty.engine.settings.lane_max
+        plain, wants, lane_of = subscription.key_by is None, subscription.wants, subscription.lane_of
         self.lane_full = ""
-        for row in rows:
-            if not subscription.wants(row[2]):
+        for count, row in enumerate(rows):
+            if not wants(row[2]):
                 window.skip(row[0])
                 continue
-            work = duty.work(duty.event(row))
+            event = duty.event(row)
+            work = Work(event, row[0], row[3], lane_of(row[3]), None) if plain else duty.work(event)
             if duty.lanes and duty.lanes.size(work.lane) >= lane_max:
                 self.lane_full = work.lane or ""
-                return
+                return count
             if window.take(row[0]):
                 self.desk.add(work)
+        return len(rows)
 
     def take_letters(self, due: list[tuple[str | None, Head, Row | None]]) -> None:
         """Queue heads that are due."""
@@ -146,12 +158,11 @@ class Handling:
         """The context of one attempt."""
         duty, event = self.duty, work.event
         assert event is not None
-        edits = work.head.edits if work.head else duty.edits.get(work.position, (0, b""))[0]
-        name = duty.subscription.name
-        idempotency_key = f"{name}:{event.id}:{edits}" if edits else f"{name}:{event.id}"
-        ctx = Ctx(event, work.key, work.attempt, idempotency_key, duty.epoch, duty.engine.deps(), duty.load_state,
-                  duty.emitter)  # fmt: skip
-        work.ctx = ctx
+        if work.head is not None:
+            edits = work.head.edits
+        else:
+            edits = duty.edits[work.position][0] if duty.edits and work.position in duty.edits else 0
+        ctx = work.ctx = Ctx(event, work.key, work.attempt, edits, duty)
         return ctx
 
     def finish(self, work: Work, error: BaseException | None) -> None:
@@ -171,23 +182,24 @@ class Handling:
     def call_sync(self, work: Work) -> None:
         """Run a plain function, on a thread of the pool."""
         ctx = self.prepare(work)
-        error = attempt(self.duty.subscription.function, *(work.event, ctx)[: self.duty.subscription.arguments])
-        self.finish(work, error or self._collect(work, ctx))
-
-    def _collect(self, work: Work, ctx: Ctx) -> BaseException | None:
-        """What the function asked for; a state that cannot be stored is its failure."""
-
-        def collect() -> None:
-            work.effects = ctx.effects()
-
-        return attempt(collect) if ctx.touched else None
+        self._called(work, ctx, attempt(self.duty.subscription.function, *self._arguments(work, ctx)))
 
     async def call_async(self, work: Work) -> None:
-        """Run a coroutine function on the loop; our own cancellation passes through."""
+        """Run a coroutine function on the loop."""
         ctx = self.prepare(work)
-        arguments = (work.event, ctx)[: self.duty.subscription.arguments]
-        error = await attempt_async(self.duty.subscription.function, arguments, lambda: work.timed_out)
-        self.finish(work, error or self._collect(work, ctx))
+        error = await attempt_async(self.duty.subscription.function, self._arguments(work, ctx), ctx)
+        self._called(work, ctx, error)
+
+    def _arguments(self, work: Work, ctx: Ctx) -> tuple[Any, ...]:
+        return (work.event, ctx) if self.duty.subscription.arguments == 2 else (work.event,)
+
+    def _called(self, work: Work, ctx: Ctx, error: BaseException | None) -> None:
+        if error is None and not work.timed_out and not ctx.touched:  # the ordinary case, quickly
+            work.outcome, work.ctx = out.APPLIED, None
+            return
+        if error is None:  # a state that cannot be stored is the function's failure
+            error = attempt(lambda: setattr(work, "effects", ctx.effects()))
+        self.finish(work, error)
 
     # ------------------------------------------------------------ settling
 
@@ -200,7 +212,8 @@ class Handling:
             self.duty.refresh(tx)
             if due:
                 result.letters = [(lane, head, tx.letters.event(head.letter)) for lane, head in due]
-            if room and not self.duty.paused:
+            waits = self.duty.subscription.order == "total" and self.duty.lanes
+            if room and not (self.duty.paused or waits):
                 self.duty.log_id = self.duty.log_id or tx.logs.id_of(self.duty.subscription.source)
                 result.rows = tx.logs.after(self.duty.log_id, self.duty.window.cursor, room)
         return result
@@ -221,45 +234,43 @@ class Handling:
         with self.duty.engine.store.transaction() as tx:
             settling = Settling(tx, self.duty)
             hit("round.fenced")
+            plain: list[Work] = []
             for work in group:
                 if work.follow:
                     settling.follow(work)
-                elif isinstance(work.outcome, out.Applied):
-                    self._write_good(settling, work, result, isolate)
-                else:
+                elif work.outcome is not out.APPLIED:
                     self._write_bad(settling, work, result)
+                elif work.effects is None and work.head is None and not work.alone:
+                    plain.append(work)
+                else:
+                    self._write_good(settling, work, result, isolate)
+            settling.commit_works(plain)
+            if not settling.write_together():
+                raise _Isolate
             hit("round.effects")
             settling.finish()
             hit("round.before_commit")
         return settling
 
     def _write_good(self, settling: Settling, work: Work, result: Round, isolate: bool) -> None:
-        if work.effects is None:
-            settling.commit(work)
-            return
-        tx = settling.tx
-        if isolate or work.head is not None:
+        """Effects first, then the fate. A letter always has its own savepoint: an operator may be faster."""
+        tx, store = settling.tx, self.duty.engine.store
+        guarded = isolate or work.head is not None
+        if guarded:
             tx.savepoint()
-        error = attempt(self._apply_effects, settling, work)
-        if isinstance(error, Fenced | BugError) or (error and self.duty.engine.store.is_the_world(error)):
+        error = attempt(lambda: settling.effects(work, together=not guarded))
+        if isinstance(error, Fenced | BugError) or (error is not None and store.is_the_world(error)):
             raise error
-        if error is not None:
-            if not isolate and work.head is None:
-                raise _Isolate from error
+        if error is not None and not guarded:
+            raise _Isolate from error
+        if error is not None or not settling.commit(work):
             tx.undo()
+        if guarded:
             tx.keep()
+        if error is not None:
             work.effects = None
-            work.outcome = outcome_of(error, self.duty.engine.store.is_the_world, reruns=work.reruns)
+            work.outcome = outcome_of(error, store.is_the_world, reruns=work.reruns)
             self._write_bad(settling, work, result)
-            return
-        if isolate or work.head is not None:
-            tx.keep()
-
-    @staticmethod
-    def _apply_effects(settling: Settling, work: Work) -> None:
-        settling.effects(work)
-        if not settling.commit(work):  # an operator was faster: the effects are dropped
-            settling.tx.undo()
 
     def _write_bad(self, settling: Settling, work: Work, result: Round) -> None:
         action = decision(self.duty, work)

@@ -21,6 +21,8 @@ from redrive.runner.handle import Handling, Round
 from redrive.runner.project import Projector
 from redrive.runner.wake import Wake
 
+SETTLE_AT = 256  # outcomes worth a commit of their own while there is more to call
+SETTLE_AFTER = 0.005  # seconds an outcome may wait for company
 YIELD_EVERY = 64  # calls between two turns of the event loop: others want to run too
 
 
@@ -139,11 +141,8 @@ class HandlerLoop(Loop):
         asked = bool(group or due or room)
         if asked or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
-            self._learn(group, result)
-            if result.rows or result.letters:
-                asked = True
-            else:
-                asked = bool(group)
+            taken = self._learn(group, result)
+            asked = bool(group or result.letters or taken)
         await self._hand_out()
         if self.work.halt:
             raise StoreError(self.work.halt)
@@ -170,8 +169,8 @@ class HandlerLoop(Loop):
         room = max(1, self.duty.engine.settings.window_max - len(self.desk))
         return self.duty.lanes.take_due(self.duty.engine.env.clock.now(), room)
 
-    def _learn(self, group: list[Work], result: Round) -> None:
-        """After the commit: free the lanes, queue what was read."""
+    def _learn(self, group: list[Work], result: Round) -> int:
+        """After the commit: free the lanes, queue what was read; how many rows were taken in."""
         kept = {work for work, _ in result.reruns}
         loop = asyncio.get_running_loop()
         for work, wait in result.reruns:
@@ -186,8 +185,9 @@ class HandlerLoop(Loop):
         if result.halt:
             self.work.halt = result.halt
         self.work.take_letters(result.letters)
-        self.work.take_in(result.rows)
+        taken = self.work.take_in(result.rows)
         self.tell_full_lane(self.work.lane_full)
+        return taken
 
     def _again(self, work: Work) -> None:
         """A conflict's pause is over: run it again on fresh state; its lane stayed busy."""
@@ -239,6 +239,8 @@ class Staff:
 
     def __init__(self, loop: HandlerLoop, size: int) -> None:
         self.loop, self.desk, self.size = loop, loop.desk, size
+        self._rung_at = 0.0
+        self._clock = loop.duty.engine.env.clock.monotonic
 
     def wake(self, count: int) -> None:
         """There is work."""
@@ -250,6 +252,16 @@ class Staff:
     async def close(self) -> None:
         """Nobody works any more."""
 
+    def is_time(self, now: float) -> bool:
+        """Has the oldest outcome waited long enough to be settled, however few there are?"""
+        return now - self._rung_at >= SETTLE_AFTER
+
+    def ring_if_worth(self, now: float) -> None:
+        """Ask for a settling: enough outcomes for one commit, or the oldest has waited."""
+        if len(self.desk.outbox) >= SETTLE_AT or self.is_time(now):
+            self._rung_at = now
+            self.loop.wake.ring()
+
     def next(self) -> Work | None:
         """Take a work, if the loop still wants any done."""
         if self.loop.stopping:
@@ -258,7 +270,7 @@ class Staff:
             work = self.desk.ready.popleft()
         except IndexError:
             return None
-        work.started = self.loop._monotonic()
+        work.started = self._clock()
         self.desk.running.add(work)
         return work
 
@@ -310,8 +322,8 @@ class TaskStaff(Staff):
             self._tasks[me] = None
             self.done(work)
             called += 1
-            if called % YIELD_EVERY == 0:
-                self.loop.wake.ring()
+            if called % YIELD_EVERY == 0 or self.is_time(work.started):
+                self.ring_if_worth(work.started)
                 await asyncio.sleep(0)
         self.loop.wake.ring()
 
@@ -352,9 +364,12 @@ class ThreadStaff(Staff):
             while (work := self.next()) is not None:
                 self.loop.work.call_sync(work)
                 self.done(work)
-                if not self._rung:  # one ring for many outcomes
-                    self._rung = True
+                if not self._rung and (len(self.desk.outbox) >= SETTLE_AT or self.is_time(work.started)):
+                    self._rung, self._rung_at = True, work.started
                     self._tell(self._ring)
+            if not self._rung:
+                self._rung = True
+                self._tell(self._ring)
 
     def _ring(self) -> None:
         self._rung = False
@@ -367,5 +382,8 @@ class ThreadStaff(Staff):
             return
 
     async def close(self) -> None:
+        """Wait for those that still run: their keys are busy, and nobody may take the events up before."""
         for _ in self._threads:
             self._calls.put(False)
+        while any(thread.is_alive() for thread in self._threads):
+            await asyncio.sleep(0.005)

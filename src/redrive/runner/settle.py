@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from redrive.context import Emission
 from redrive.errors import BugError, VersionConflict
-from redrive.event import Event
+from redrive.event import Event, NewEvent
 from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
@@ -80,6 +80,8 @@ class Settling:
         self._puts: list[_Put] = []
         self._grown: dict[str, int] = {}
         self._states: list[tuple[str, tuple[int, bytes]]] = []
+        self._saves: list[tuple[str, int, bytes]] = []
+        self._emissions: dict[str, list[NewEvent]] = {}
         self._last: Event[Any] | None = None
         self._plan: Plan | None = None
 
@@ -101,6 +103,15 @@ class Settling:
         if events:
             self.applied += len(events)
             self._last = events[-1]
+
+    def commit_works(self, works: Sequence[Work]) -> None:
+        """Handlers applied these at intake and asked for nothing else."""
+        if works:
+            self.applied += len(works)
+            self.settled.update([work.position for work in works])
+            last = max(works, key=_position)
+            if self._last is None or last.position > self._last.position:
+                self._last = last.event
 
     def write(self, work: Work, action: Action) -> bool:
         """Any fate but `Rerun`, `Defer` and `Halt`, which write nothing."""
@@ -189,19 +200,26 @@ class Settling:
 
     # ------------------------------------------------------------ effects
 
-    def effects(self, work: Work) -> None:
-        """What a handler asked of ctx. Raises what the user's SQL raises; the caller isolates it."""
+    def effects(self, work: Work, *, together: bool) -> None:
+        """What a handler asked of ctx. Raises what the user's SQL raises; the caller isolates it.
+
+        `together`: emissions and states are written with those of the whole group, at the end.
+        """
         effects = work.effects
         if effects is None:
             return
-        execute = self.tx.connection.execute
         for sql, parameters in effects.statements:
-            execute(sql, parameters)
+            self.tx.connection.execute(sql, parameters)
         for emission in effects.emissions:
-            self.emit(work.position, emission)
+            if together and emission.event.expected_version is None:
+                self._queue_emission(work.position, emission)
+            else:
+                self.emit(work.position, emission)
         if effects.state is not None:
             key, version, data = effects.state
-            if not self.tx.keyed.save(self.duty.id, key, version, data):
+            if together:
+                self._saves.append(effects.state)
+            elif not self.tx.keyed.save(self.duty.id, key, version, data):
                 if self.duty.subscription.order == "none":
                     raise StateConflict(self.duty.subscription.name, key)
                 raise BugError(f"{self.duty.subscription.name}: state of key {key!r} moved inside its lane")
@@ -212,6 +230,17 @@ class Settling:
         if position > self.quiet_until:
             self.tx.logs.append(emission.log, [emission.event])
             self.logs.add(emission.log)
+
+    def _queue_emission(self, position: int, emission: Emission) -> None:
+        if position > self.quiet_until:
+            self._emissions.setdefault(emission.log, []).append(emission.event)
+
+    def write_together(self) -> bool:
+        """Write what was queued; False if a keyed state moved, and each must be settled by itself."""
+        for log, events in self._emissions.items():
+            self.tx.logs.append_derived(log, events)
+            self.logs.add(log)
+        return not self._saves or self.tx.keyed.save_all(self.duty.id, self._saves)
 
     # ------------------------------------------------------------ the end
 
@@ -303,6 +332,10 @@ class Settling:
                 details = {"event": event.id, "position": event.position, "reason": reason, "rule": rule}
                 self.tx.books.audit(self.now, "rule", "discard", name, f"letter {letter}", rule, details)
                 self.signals.append(sig.Discarded(*common, rule))
+
+
+def _position(work: Work) -> int:
+    return work.position
 
 
 def _fate(action: Action) -> tuple[str, dict[str, Any], Failure]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from redrive.store.sql import Sql
 
 
@@ -28,6 +30,20 @@ class Keyed:
             del values["version"]
             return self._sql.run("state_add", values) == 1
         return self._sql.run("state_save", values) == 1
+
+    def save_all(self, subscription: int, states: Sequence[tuple[str, int, bytes]]) -> bool:
+        """Many at once, each on top of its version. False: one of them moved, and nothing can be relied on."""
+        fresh = [(subscription, key, data) for key, version, data in states if data and not version]
+        saved = [(data, subscription, key, version) for key, version, data in states if data and version]
+        dropped = [
+            {"subscription": subscription, "key": key, "version": v} for key, v, data in states if not data and v
+        ]
+        written = sum(
+            self._sql.many(name, rows)
+            for name, rows in (("state_add_many", fresh), ("state_save_many", saved), ("state_drop", dropped))
+            if rows
+        )
+        return written == len(fresh) + len(saved) + len(dropped)
 
     # ------------------------------------------------------------ crash counting
 

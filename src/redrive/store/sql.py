@@ -77,6 +77,7 @@ class Sql:
         key: int = self.connection.execute(self.queries[name], params).lastrowid
         return key
 
-    def many(self, name: str, rows: Iterable[Params]) -> None:
-        """Execute once per row."""
-        self.connection.executemany(self.queries[name], rows)
+    def many(self, name: str, rows: Iterable[Params]) -> int:
+        """Execute once per row; how many rows changed in all."""
+        count: int = self.connection.executemany(self.queries[name], rows).rowcount
+        return count

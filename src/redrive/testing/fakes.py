@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -55,6 +56,21 @@ def make_event(
     return from_row(row, registry)
 
 
+@dataclass(frozen=True, slots=True)
+class FakeOffice:
+    """The subscription a FakeCtx pretends to belong to."""
+
+    name: str
+    epoch: int
+    deps: Any
+    emitter: Emitter
+    stored: tuple[int, bytes]
+
+    def load_state(self, key: str) -> tuple[int, bytes]:
+        """The state the test gave, whatever the key."""
+        return self.stored
+
+
 class FakeCtx(Ctx):
     """A handler's `ctx` that keeps what was asked of it.
 
@@ -81,10 +97,8 @@ class FakeCtx(Ctx):
         event = event or make_event("test.event", key=key)
         self._types = event.types
         stored = (1, encode_data(dict(state))) if state else (0, b"")
-        super().__init__(
-            event, event.key if key is None else key, attempt, f"{name}:{event.id}", epoch, deps,
-            lambda key: stored, Emitter(name, event.types, FakeEnv()),
-        )  # fmt: skip
+        office = FakeOffice(name, epoch, deps, Emitter(name, event.types, FakeEnv()), stored)
+        super().__init__(event, event.key if key is None else key, attempt, 0, office)
 
     def emitted(self, log: Any) -> list[tuple[str, Any]]:
         """(type, data) of what was emitted to a log, in order."""
