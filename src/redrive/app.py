@@ -18,6 +18,7 @@ from redrive.clock import Env
 from redrive.context import Tx
 from redrive.errors import UsageError
 from redrive.event import NewEvent, check_type
+from redrive.observe.logs import log_signals
 from redrive.observe.signals import Listener
 from redrive.policy.decide import Policy
 from redrive.policy.retry import Conflicts, Retry, tuned
@@ -264,6 +265,8 @@ class App:
         runtime, loop = self.runtime, asyncio.get_running_loop()
         if runtime.is_running:
             raise UsageError("this app is running already in this process")
+        if not runtime.inline:
+            log_signals(runtime.signals)
         stoppable: list[Supervisor] = []
 
         def request_stop(why: str) -> None:

@@ -69,10 +69,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def log_to_stderr(signals: Signals, log_format: str) -> None:
-    """What `app.run()` sets up, unless the program configured logging for `redrive` itself."""
+def log_signals(signals: Signals) -> None:
+    """Write signals to the logger; where its lines go is the program's business."""
     if not any(isinstance(listener, LogListener) for listener in signals._listeners):
         signals.listen(LogListener())
+
+
+def log_to_stderr(log_format: str) -> None:
+    """What `app.run()` sets up, unless the program configured logging for `redrive` itself."""
     if logger.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)

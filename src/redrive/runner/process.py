@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run_process(app: App, *, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> None:
     """Block until told to stop."""
-    log_to_stderr(app.runtime.signals, app.runtime.settings.log_format)
+    log_to_stderr(app.runtime.settings.log_format)
     asyncio.run(_serve(app, until_idle, only, exclude))
 
 
