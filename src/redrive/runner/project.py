@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redrive.context import SAME_KEY, Escalate, Tx
-from redrive.errors import StoreError
+from redrive.errors import StoreError, UsageError
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.policy import action as act
@@ -249,6 +249,8 @@ class Projector:
         events, parked = batch.events, self.duty.lanes.names
         if not events or any(work.outcome is not None for work in batch.works.values()):
             return not events
+        if events[0].position <= settling.quiet_until < events[-1].position:
+            return False  # a rebuild: the emissions of some are to be left out, those of others not
         held = self._held(batch, parked)
         runnable = [event for event in events if event.position not in held] if held else events
         tx.savepoint()
@@ -339,6 +341,8 @@ class Projector:
         if not duty.durable:
             raise Escalate
         assert self._settling is not None
+        if key is SAME_KEY and duty.subscription.batch:
+            raise UsageError("emit in a batch=True projection needs key=: a list of events has no key of its own")
         chosen = duty.work(event).key if key is SAME_KEY else key
         emission = duty.emitter.make(
             event, self._ordinal, log, type, data, key=chosen, headers=headers, expected_version=expected_version
