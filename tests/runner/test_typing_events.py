@@ -209,4 +209,4 @@ def test_an_undecorated_object_is_refused(app: App, harness: Harness) -> None:
     with pytest.raises(UsageError, match=r"@redrive\.event"):
         harness.append("orders", object())
     with pytest.raises(UsageError, match="decorate the class"):
-        app.on(app.log("orders"), dict)
+        app.on(app.log("orders"), dict)(lambda event, ctx: None)
