@@ -70,10 +70,10 @@ class Tx:
 class Emitter:
     """Makes emissions of one subscription, with ids derived from the event and the order of the calls."""
 
-    __slots__ = ("_env", "_subscription", "_types")
+    __slots__ = ("_env", "_types", "identity")
 
-    def __init__(self, subscription: str, types: EventTypes, env: Env) -> None:
-        self._subscription, self._types, self._env = subscription, types, env
+    def __init__(self, identity: str, types: EventTypes, env: Env) -> None:
+        self.identity, self._types, self._env = identity, types, env
 
     def make(
         self,
@@ -94,7 +94,7 @@ class Emitter:
         made = draft(
             self._types, self._env, type, data, key=key, headers=headers, expected_version=expected_version, id="-"
         )
-        return Emission(name, made._replace(id=emission_id(self._subscription, event.id, ordinal), derived=True))
+        return Emission(name, made._replace(id=emission_id(self.identity, event.id, ordinal), derived=True))
 
 
 class Office(Protocol):

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redrive.store.filters import Asked
+from redrive.store.letters import WAS_OPEN, WAS_SETTLED
 from redrive.store.port import StoreTx, Subscribed
-
-WAS_OPEN = "rewind: open"  # a superseded letter that nobody had applied: its emissions are still to be made
-WAS_SETTLED = "rewind"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from redrive.replay.deed import Operator, find, need_reason
 from redrive.replay.letters import KeyOf
 from redrive.replay.rewind import ranges, take_back
 from redrive.store.filters import Asked, change_filter
+from redrive.store.identity import keep_identity
 from redrive.store.port import ProgressRow, StoreTx, Subscribed
 from redrive.subscription import TOTAL_LANE, Subscription
 from redrive.types import EventTypes
@@ -57,8 +58,7 @@ class SubscriptionDesk:
         with self._acting(old) as (tx, row):
             if tx.progress.find(new) is not None:
                 raise UsageError(f"there is a subscription {new!r} already; it has its own progress")
-            if tx.books.get(identity_of(row.id)) is None:
-                tx.books.set(identity_of(row.id), old)
+            keep_identity(tx, row)
             tx.sql.run("subscription_rename", {"old": old, "new": new})
             self._operator.audit(tx, "rename", new, old, reason, {"old": old, "new": new})
         self._operator.tell("rename", new, old)
@@ -184,11 +184,6 @@ class SubscriptionDesk:
         anchor = tx.logs.anchor(log, target)
         tx.sql.run("progress_skip", {"subscription": row.id, "position": target, "anchor": anchor})
         return total
-
-
-def identity_of(subscription: int) -> str:
-    """Where the store keeps the name that idempotency keys and emission ids are made of."""
-    return f"identity:{subscription}"
 
 
 def _target(tx: StoreTx, log: int, to: int | str) -> int:

@@ -22,6 +22,8 @@ from redrive.policy.outcome import Crashed, Outcome
 from redrive.policy.progress import Window
 from redrive.runner.call import find_key
 from redrive.settings import Settings
+from redrive.store.identity import identity
+from redrive.store.letters import WAS_OPEN
 from redrive.store.port import StoreTx, Subscribed
 from redrive.subscription import Subscription
 from redrive.types import EventTypes
@@ -69,6 +71,7 @@ class Duty:
 
     def __init__(self, engine: Engine, subscription: Subscription, row: Subscribed, epoch: int) -> None:
         self.engine, self.subscription, self.id, self.epoch = engine, subscription, row.id, epoch
+        self.row = row
         self.emitter = Emitter(subscription.name, engine.types, engine.env)
         self.window = Window(0)
         self.lanes = Lanes()
@@ -77,13 +80,15 @@ class Duty:
         self.suspects: set[int] = set()
         self.charges: dict[int, int] = {}
         self.edits: dict[int, tuple[int, bytes]] = {}
+        self.unheard: set[int] = set()  # below quiet_until, and yet their emissions were never made
         self.states: dict[str, tuple[int, bytes]] = {}
+        self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
         self.controls = False
 
     @property
     def name(self) -> str:
-        """The subscription's name."""
-        return self.subscription.name
+        """What idempotency keys are made of."""
+        return self.emitter.identity
 
     @property
     def deps(self) -> Any:
@@ -95,6 +100,7 @@ class Duty:
         env = self.engine.env
         row = tx.progress.get(self.id)
         self.log_id = tx.logs.id_of(self.subscription.source)
+        self.emitter = Emitter(identity(tx, self.row), self.engine.types, env)
         self._check_anchor(tx, row.position, row.anchor)
         self.window = Window(row.position, tx.progress.done(self.id))
         self.paused, self.quiet_until = bool(row.paused), row.quiet_until
@@ -102,6 +108,10 @@ class Duty:
         self.edits = {
             position: (rev, data) for position, rev, data in tx.sql.all("edits_latest", {"subscription": self.id})
         }
+        if self.quiet_until:
+            marked = {"subscription": self.id, "was_open": WAS_OPEN}
+            self.unheard = {position for (position,) in tx.sql.all("letters_unheard", marked)}
+        self.unheard = tx.letters.unheard(self.id) if row.quiet_until else set()
         self.charges = tx.keyed.charge(self.id, env.boot)
         crashed = is_crash(former, env.boot) and former.owner != env.owner
         if crashed or self.charges:

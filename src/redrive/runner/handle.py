@@ -263,10 +263,13 @@ class Handling:
             raise error
         if error is not None and not guarded:
             raise _Isolate from error
-        if error is not None or not settling.commit(work):
+        lost = error is None and not settling.commit(work)
+        if error is not None or lost:
             tx.undo()
         if guarded:
             tx.keep()
+        if lost:
+            settling.lose(work)
         if error is not None:
             work.effects = None
             work.outcome = outcome_of(error, store.is_the_world, reruns=work.reruns)

@@ -113,6 +113,15 @@ class Settling:
             if self._last is None or last.position > self._last.position:
                 self._last = last.event
 
+    def lose(self, work: Work) -> None:
+        """An operator was faster: the effects are rolled back, the outcome stays in the history."""
+        assert work.head is not None
+        if work.effects is not None and work.effects.state is not None:
+            self._states.pop()
+        if work.alone:
+            self.tx.keyed.ran(self.duty.id, work.position)
+        self._history(work.head.letter, work, "lost to an operator", NO_FAILURE)
+
     def write(self, work: Work, action: Action) -> bool:
         """Any fate but `Rerun`, `Defer` and `Halt`, which write nothing."""
         if isinstance(action, act.Commit):
@@ -135,7 +144,8 @@ class Settling:
         if self.duty.lanes.parked(work.lane) or work.lane in self._grown:
             self._grown[work.lane] = self._grown.get(work.lane, 0) + 1
         else:  # its head was settled meanwhile: it is the head itself
-            self._put_new(work.lane, Head(event.position, letter, "retrying", self.now, self.now, 0.0, 0, 0, 0, 0))
+            edits = self._edits(work.position)
+            self._put_new(work.lane, Head(event.position, letter, "retrying", self.now, self.now, 0.0, 0, 0, 0, edits))
 
     def _intake(self, work: Work, action: Action) -> bool:
         event = work.event
@@ -155,7 +165,9 @@ class Settling:
         self._take(work)
         self._tell(letter, work, action, failure)
         if state != "discarded":
-            head = Head(event.position, letter, state, due_at, self.now, delay, 0, work.attempt, 0, 0)
+            head = Head(
+                event.position, letter, state, due_at, self.now, delay, 0, work.attempt, 0, self._edits(work.position)
+            )
             self._put_new(work.lane, head)
         return True
 
@@ -227,12 +239,12 @@ class Settling:
 
     def emit(self, position: int, emission: Emission) -> None:
         """Append with a derived id, unless a rebuild passes over what was emitted long ago."""
-        if position > self.quiet_until:
+        if position > self.quiet_until or position in self.duty.unheard:
             self.tx.logs.append(emission.log, [emission.event])
             self.logs.add(emission.log)
 
     def _queue_emission(self, position: int, emission: Emission) -> None:
-        if position > self.quiet_until:
+        if position > self.quiet_until or position in self.duty.unheard:
             self._emissions.setdefault(emission.log, []).append(emission.event)
 
     def write_together(self) -> bool:
@@ -310,6 +322,10 @@ class Settling:
         assert head is not None
         follower = None if work.lane is None else self.tx.letters.head(self.duty.id, work.lane)
         self._puts.append(_Put(work.lane, follower, -1, head.letter))
+
+    def _edits(self, position: int) -> int:
+        """An event that was edited before a rebuild comes round with its edit; so does its new letter."""
+        return self.duty.edits[position][0] if self.duty.edits and position in self.duty.edits else 0
 
     def _history(self, letter: int, work: Work, outcome: str, failure: Failure) -> None:
         self.tx.letters.log_attempt(letter, work.attempt, outcome, failure, self.now, self.duty.engine.worker)

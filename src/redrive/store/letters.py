@@ -15,6 +15,8 @@ from redrive.store.port import LetterRow
 from redrive.store.sql import Row, Sql
 
 NO_FAILURE = Failure("", "", "", "")
+# How a letter was superseded: progress was taken back below it. One that was open had not emitted anything yet.
+WAS_OPEN, WAS_SETTLED = "rewind: open", "rewind"
 
 
 class Letters:

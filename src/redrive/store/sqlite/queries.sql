@@ -6,6 +6,10 @@ SELECT value FROM redrive_meta WHERE name = :name
 -- name: meta_set
 INSERT INTO redrive_meta VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
+-- name: identity_taken
+-- Is this the identity of a subscription that was renamed?
+SELECT 1 FROM redrive_meta WHERE name LIKE 'identity:%' AND value = :identity
+
 -- ---------------------------------------------------------------- log
 
 -- name: log_find
@@ -208,9 +212,11 @@ DELETE FROM redrive_tables WHERE name = :name
 
 -- name: letter_add
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
-       delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by)
+       delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by,
+       edits)
 VALUES (:subscription, :position, :lane, :event_id, :type, :key, :state, :reason, :attempts, :due_at, :now,
-       :delay, :now, :failed_at, :failed_at, :error_type, :error_message, :fingerprint, :now, :resolved_by)
+       :delay, :now, :failed_at, :failed_at, :error_type, :error_message, :fingerprint, :now, :resolved_by,
+       (SELECT coalesce(max(rev), 0) FROM redrive_edits WHERE subscription = :subscription AND position = :position))
 
 -- name: letter_retry
 -- One row or none: none means that an operator was faster, and the attempt's effects are dropped.
