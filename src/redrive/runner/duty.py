@@ -80,7 +80,6 @@ class Duty:
         self.suspects: set[int] = set()
         self.charges: dict[int, int] = {}
         self.edits: dict[int, tuple[int, bytes]] = {}
-        self.unheard: set[int] = set()  # below quiet_until, and yet their emissions were never made
         self.states: dict[str, tuple[int, bytes]] = {}
         self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
         self.controls = False
@@ -111,7 +110,6 @@ class Duty:
         if self.quiet_until:
             marked = {"subscription": self.id, "was_open": WAS_OPEN}
             self.unheard = {position for (position,) in tx.sql.all("letters_unheard", marked)}
-        self.unheard = tx.letters.unheard(self.id) if row.quiet_until else set()
         self.charges = tx.keyed.charge(self.id, env.boot)
         crashed = is_crash(former, env.boot) and former.owner != env.owner
         if crashed or self.charges:
