@@ -249,7 +249,7 @@ class Projector:
         events, parked = batch.events, self.duty.lanes.names
         if not events or any(work.outcome is not None for work in batch.works.values()):
             return not events
-        if events[0].position <= settling.quiet_until < events[-1].position:
+        if events[0].position <= settling.quiet_until and not all(settling.is_quiet(one.position) for one in events):
             return False  # a rebuild: the emissions of some are to be left out, those of others not
         held = self._held(batch, parked)
         runnable = [event for event in events if event.position not in held] if held else events

@@ -239,12 +239,16 @@ class Settling:
 
     def emit(self, position: int, emission: Emission) -> None:
         """Append with a derived id, unless a rebuild passes over what was emitted long ago."""
-        if position > self.quiet_until or position in self.duty.unheard:
+        if not self.is_quiet(position):
             self.tx.logs.append(emission.log, [emission.event])
             self.logs.add(emission.log)
 
+    def is_quiet(self, position: int) -> bool:
+        """Were this event's emissions made before a rebuild? Those of a letter that was open then were not."""
+        return position <= self.quiet_until and position not in self.duty.unheard
+
     def _queue_emission(self, position: int, emission: Emission) -> None:
-        if position > self.quiet_until or position in self.duty.unheard:
+        if not self.is_quiet(position):
             self._emissions.setdefault(emission.log, []).append(emission.event)
 
     def write_together(self) -> bool:
