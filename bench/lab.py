@@ -1,0 +1,94 @@
+"""The lab: every measured run is a fresh process on a fresh copy of a prepared file.
+
+A contestant is a function of this package that is called by name in the child and returns a dict of figures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, float]
+ROOT = Path(__file__).parent.parent
+SECONDS_MAX = 300.0  # a run that takes longer is stuck
+
+
+class RunFailed(RuntimeError):
+    """A contestant ended with an error."""
+
+
+class Lab:
+    """A folder with prepared files, and the way to run a contestant beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._prepared: dict[str, Path] = {}
+
+    def prepared(self, name: str, build: Callable[[Path], None]) -> Path:
+        """A file that is built once per session and copied for every run."""
+        if name not in self._prepared:
+            path = self.folder / f"{name}.template.db"
+            build(path)
+            self._prepared[name] = path
+        return self._prepared[name]
+
+    def run(self, function: str, **arguments: Any) -> Figures:
+        """Call `module:function(folder, **arguments)` in a process and a folder of its own."""
+        folder = self.folder / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        command = [sys.executable, "-m", "bench.lab", function, str(folder), json.dumps(arguments)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+        )
+        shutil.rmtree(folder, ignore_errors=True)
+        if done.returncode != 0:
+            raise RunFailed(f"{function} {arguments}: {done.stderr.strip()[-2000:]}")
+        figures: Figures = json.loads(done.stdout.splitlines()[-1])
+        return figures
+
+
+class Stopwatch:
+    """Wall time of a block, and the processor time of all threads of this process beside it."""
+
+    def __enter__(self) -> Stopwatch:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds, self.cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+
+    def figures(self, n: int) -> Figures:
+        """Events per second, and per second of processor time (less disturbed by what else the machine does)."""
+        return {"n": n, "rate": n / self.seconds, "seconds": self.seconds, "cpu_rate": n / self.cpu}
+
+
+def environment() -> Mapping[str, str]:
+    """The environment of a child: ours, without settings of redrive that happen to be set."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("REDRIVE_")}
+
+
+def copied(template: str, folder: Path) -> str:
+    """A private copy of a prepared file (it was closed cleanly: there is no write-ahead log beside it)."""
+    target = folder / "run.db"
+    shutil.copyfile(template, target)
+    return str(target)
+
+
+def call(function: str, folder: str, arguments: str) -> Figures:
+    """What the child does."""
+    module, _, name = function.partition(":")
+    figures: Figures = getattr(importlib.import_module(module), name)(Path(folder), **json.loads(arguments))
+    return figures
+
+
+if __name__ == "__main__":
+    print(json.dumps(call(*sys.argv[1:])))
