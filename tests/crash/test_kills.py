@@ -1,0 +1,82 @@
+"""A process may be killed anywhere: afterwards totals, order, letters and ledger are exact.
+
+The parametrised test runs over every name in `failpoints.NAMES` and fails at one that is never reached.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import zlib
+from pathlib import Path
+
+import pytest
+from processes import Child, Zygote
+from worker_app import OF_PROJECTIONS
+from world import World
+
+from redrive.failpoints import NAMES
+
+KILLS = 10  # at each failpoint
+
+
+def test_a_worker_that_nobody_kills_leaves_exact_totals(zygote: Zygote, tmp_path: Path) -> None:
+    world = World(zygote, tmp_path)
+    producer = world.producer(100)
+    assert producer.wait() == 0, producer.said
+    world.drain()
+    world.check()
+
+
+def test_the_failpoints_make_for_enough_kills() -> None:
+    assert len(set(NAMES)) * KILLS >= 200
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_path: Path) -> None:
+    seed = zlib.crc32(name.encode())
+    world, dice = World(zygote, tmp_path, seed), random.Random(seed)
+    for _ in range(KILLS):
+        victim = kill_at(world, name, dice)
+        assert victim.code == -signal.SIGKILL, f"{name} was not reached: {victim.said}"
+    assert world.producer(3).wait() == 0
+    world.drain()
+    world.check()
+    world.repair()
+    world.check(fixed=True)
+
+
+def kill_at(world: World, name: str, dice: random.Random) -> Child:
+    """Let the process that passes this failpoint die there, while others work."""
+    place = name.partition(".")[0]
+    armed = {"REDRIVE_FAILPOINT": f"{name}:{dice.randint(1, 3)}:kill"}
+    if place == "append":
+        worker = world.worker()
+        victim = world.producer(6, armed)
+        victim.wait()
+        worker.kill()
+        return victim
+    once = {"REDRIVE_FAILPOINT": f"{name}:1:kill"}
+    if place == "operator":
+        assert world.producer(12 if world.said else 60).wait() == 0
+        world.drain()
+        world.replays += 1
+        victim = world.operator("replay", armed)
+    elif place == "reset":
+        assert world.producer(4).wait() == 0
+        world.drain()
+        victim = world.operator("reset", once, name=dice.choice(OF_PROJECTIONS))
+    elif place == "release":
+        assert world.producer(4).wait() == 0
+        victim = world.worker(once, until_idle=True)
+    elif place == "alone":  # somebody must have died with events in flight
+        assert world.producer(4).wait() == 0
+        world.worker({"REDRIVE_FAILPOINT": "batch.fenced:1:kill"}).wait()
+        victim = world.worker(once)
+    else:
+        producer = world.producer(10)
+        victim = world.worker(armed | {"REDRIVE_CHECKPOINT_PAGES": "1"})
+        victim.wait()
+        assert producer.wait() == 0, producer.said
+    victim.wait()
+    return victim

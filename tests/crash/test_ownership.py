@@ -1,0 +1,107 @@
+"""One owner at a time: a zombie that wakes up commits nothing, a second process stands by and takes over."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from processes import Child, Zygote, wait_until
+from worker_app import OF_HANDLERS, OF_PROJECTIONS
+from world import World
+
+EVERYBODY = {*OF_PROJECTIONS, *OF_HANDLERS}
+SHORT = {"REDRIVE_LEASE": "500ms"}
+# Where a worker has read or called, or just committed, and holds no lock.
+PLACES = (
+    "lease.committed:1", "lease.committed:4", "batch.read:1", "batch.read:3", "batch.committed:2", "letter.committed:1",
+    "round.called:1", "round.called:3", "round.committed:2",
+)  # fmt: skip
+
+
+def is_stopped(child: Child) -> bool:
+    """Is it asleep by SIGSTOP?"""
+    return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def owners(world: World) -> set[str]:
+    return {owner for (owner,) in world.rows("SELECT owner FROM redrive_progress")}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_worker_that_sleeps_longer_than_its_lease_commits_nothing(place: str, zygote: Zygote, tmp_path: Path) -> None:
+    world = World(zygote, tmp_path, env=SHORT)
+    assert world.producer(24).wait() == 0
+    zombie = world.worker(stop_at=place, heard="zombie")
+    wait_until(lambda: is_stopped(zombie), what=f"{place} is reached")
+    owned = {(line["subscription"], line["epoch"]) for line in world.signals("LeaseTaken", "zombie")}
+    heir = world.worker(heard="heir")
+    wait_until(lambda: {line["subscription"] for line in world.signals("LeaseTaken", "heir")} == EVERYBODY)
+    wait_until(world.is_drained)
+    before = world.durable_state()
+    zombie.signal(signal.SIGCONT)
+    lost = wait_until(lambda: len(lines := world.signals("LeaseLost", "zombie")) >= len(owned) and lines)
+    assert owned <= {(line["subscription"], line["epoch"]) for line in lost}
+    assert world.durable_state() == before
+    for worker in (zombie, heir):
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.said
+    world.check()
+
+
+def test_a_second_process_stands_by_and_takes_over_at_once_when_the_owner_is_killed(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"})  # nobody waits for it to lapse
+    owner = world.worker(heard="owner")
+    wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
+    heir = world.worker(heard="heir")
+    assert world.producer(30).wait() == 0
+    wait_until(world.is_drained)
+    assert world.signals("LeaseTaken", "heir") == []
+    owner.kill()
+    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY), timeout=5)
+    assert all(line["unclean"] is False for line in world.signals("LeaseTaken", "heir")), "nothing was in flight"
+    assert world.producer(30).wait() == 0
+    wait_until(world.is_drained)
+    heir.signal(signal.SIGTERM)
+    assert heir.wait() == 0
+    world.check()
+
+
+def test_a_second_process_takes_over_at_once_when_the_owner_stops_gracefully(zygote: Zygote, tmp_path: Path) -> None:
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"})
+    owner = world.worker(heard="owner")
+    wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
+    heir = world.worker(heard="heir")
+    producer = world.producer(60)
+    wait_until(lambda: world.acked > 10)
+    owner.signal(signal.SIGTERM)
+    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY), timeout=5)
+    assert owner.wait() == 0
+    assert producer.wait() == 0
+    wait_until(world.is_drained)
+    assert {line["unclean"] for line in world.signals("LeaseTaken", "heir")} == {False}
+    heir.signal(signal.SIGTERM)
+    assert heir.wait() == 0
+    world.check()
+
+
+def test_a_worker_asleep_inside_a_transaction_still_owns_it_and_nothing_is_doubled(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """It holds the write lock, so nobody can take over: whoever comes waits, and halts if it takes too long."""
+    world = World(zygote, tmp_path, env=SHORT | {"REDRIVE_BUSY_TIMEOUT": "50ms"})
+    assert world.producer(20).wait() == 0
+    world.drain()
+    world.producer(20).wait()
+    sleeper = world.worker(stop_at="batch.called:2", heard="sleeper")
+    wait_until(lambda: is_stopped(sleeper))
+    heir = world.worker(heard="heir")
+    wait_until(lambda: heir.ended or world.signals("Halted", "heir"))
+    sleeper.signal(signal.SIGCONT)
+    wait_until(world.is_drained)
+    for worker in (sleeper, heir):
+        worker.signal(signal.SIGTERM)
+        worker.wait()
+    world.check()

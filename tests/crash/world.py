@@ -1,0 +1,226 @@
+"""One database with its producer and workers, and the checks that must hold whatever was killed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from processes import Child, Zygote, wait_until
+from script import Fates, Said, fates, script
+from worker_app import OF_HANDLERS, OF_PROJECTIONS, ORDERED, build, found
+
+from redrive.event import emission_id
+
+SMALL = {  # small windows: a crash makes what was in flight run one by one
+    "REDRIVE_WINDOW_MAX": "16",
+    "REDRIVE_SETTLE_MAX": "8",
+    "REDRIVE_BATCH_MAX": "8",
+    "REDRIVE_HALT_WAIT": "20ms",
+    "REDRIVE_HALT_WAIT_MAX": "100ms",
+    "REDRIVE_CRASH_CHARGES_MAX": "100000",  # the tests kill, not the events: nobody is to blame
+}
+
+
+class World:
+    """A folder with a store, a producer's list and the flakes' memory."""
+
+    def __init__(self, zygote: Zygote, folder: Path, seed: int = 0, env: dict[str, str] | None = None) -> None:
+        self.zygote, self.folder, self.seed = zygote, folder, seed
+        self.env = SMALL | (env or {})
+        self.path = str(folder / "shop.db")
+        self.acks, self.flakes = folder / "acks", folder / "flakes"
+        self.flakes.mkdir()
+        self.replays = 1  # how often a letter may have been sent round by the operators of this world
+        self.said = 0  # how many events the producer was told to say
+        found(self.path)
+
+    # ------------------------------------------------------------ processes
+
+    def start(self, program: str, env: dict[str, str] | None = None, **arguments: Any) -> Child:
+        """A process on this world's store."""
+        return self.zygote.start(program, self.folder / "stderr", env=self.env | (env or {}), **arguments)
+
+    def worker(self, env: dict[str, str] | None = None, *, heard: str = "signals", **arguments: Any) -> Child:
+        """A worker on all subscriptions; what its listener hears is in the file `heard`."""
+        place = {"path": self.path, "flakes": str(self.flakes), "signals": str(self.folder / heard)}
+        return self.start("worker_app:work", env, **place, **arguments)
+
+    def producer(self, more: int, env: dict[str, str] | None = None) -> Child:
+        """A producer that says so many more events; one that was killed says the last ones again."""
+        self.said += more
+        return self.start(
+            "worker_app:produce", env, path=self.path, acks=str(self.acks), seed=self.seed, upto=self.said
+        )
+
+    def operator(self, deed: str, env: dict[str, str] | None = None, **arguments: Any) -> Child:
+        """Somebody who replays or resets."""
+        return self.start(f"operating:{deed}", env, path=self.path, flakes=str(self.flakes), **arguments)
+
+    def repair(self) -> None:
+        """Deploy the fixed code and replay until no letter is left that the fix could help."""
+        for _ in range(20):
+            child = self.operator("replay")
+            assert child.wait() == 0, child.said
+            self.drain(fixed=True)
+            if self.rows("SELECT count(*) FROM redrive_letters WHERE state = 'dead' AND reason <> 'rejected'") == [
+                (0,)
+            ]:
+                return
+        raise AssertionError("dead letters remain that the fixed code would apply")
+
+    def drain(self, *, fixed: bool = False) -> None:
+        """Run workers until nothing is due any more."""
+        for _ in range(20):
+            child = self.worker(fixed=fixed, until_idle=True)
+            assert child.wait() == 0, child.said
+            if self.is_drained():
+                return
+        raise AssertionError("still not drained")
+
+    def is_drained(self) -> bool:
+        """No event above anybody's progress, no head of a lane that waits for its time."""
+        lag = "SELECT count(*) FROM redrive_events e JOIN redrive_logs g ON g.id = e.log"
+        behind = (
+            f"{lag} JOIN redrive_subscriptions s ON s.source = g.name JOIN redrive_progress p ON p.subscription = s.id"
+            " WHERE e.position > p.position"
+        )
+        heads = (
+            "SELECT count(*) FROM redrive_letters l WHERE l.state = 'retrying' AND NOT EXISTS (SELECT 1 FROM"
+            " redrive_letters h WHERE h.subscription = l.subscription AND h.lane = l.lane AND h.state = 'dead'"
+            " AND h.position < l.position)"
+        )
+        return self.rows(behind) == [(0,)] and self.rows(heads) == [(0,)]
+
+    # ------------------------------------------------------------ looking
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """What a user with the stdlib sees."""
+        connection = sqlite3.connect(self.path, timeout=30)
+        try:
+            return connection.execute(sql, parameters).fetchall()
+        finally:
+            connection.close()
+
+    def signals(self, kind: str = "", heard: str = "signals") -> list[dict[str, Any]]:
+        """What listeners heard, oldest first."""
+        file = self.folder / heard
+        text = file.read_text() if file.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        return [line for line in lines if kind in ("", line["signal"])]
+
+    def durable_state(self) -> list[Any]:
+        """Everything that settling writes, to see whether anybody settled anything in between."""
+        tables = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+        quiet = ("redrive_progress", "redrive_meta")  # leases are renewed, syncs counted
+        progress = self.rows("SELECT subscription, position, epoch, applied, ignored, owner FROM redrive_progress")
+        return [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
+
+    @property
+    def acked(self) -> int:
+        """How many events the producer knows to be stored: its list, a line each, synced."""
+        return len(self.acks.read_text().splitlines()) if self.acks.exists() else 0
+
+    # ------------------------------------------------------------ checks
+
+    def check(self, *, fixed: bool = False) -> None:
+        """Everything, after the world was drained: totals, order, letters, emissions, state, ledger."""
+        assert self.acked == self.said, "the producer itself did not finish"
+        said = script(self.seed, self.said)
+        self.check_log(said)
+        for name in (*ORDERED, "loose"):
+            expected = fates(said, fixed=fixed, ordered=name in ORDERED)
+            self.check_effects(name, expected)
+            self.check_letters(name, expected)
+        self.check_balance(fates(said, fixed=fixed))
+        self.check_emissions(fates(said, fixed=fixed))
+        self.check_ledger()
+        assert self.rows("PRAGMA integrity_check") == [("ok",)]
+
+    def check_log(self, said: Sequence[Said]) -> None:
+        """The log holds what the producer said, once and in its order, and its own writes beside."""
+        sql = "SELECT e.id, e.key FROM redrive_events e JOIN redrive_logs g ON g.id = e.log AND g.name = 'orders'"
+        assert self.rows(f"{sql} ORDER BY e.position") == [(event.id, event.key) for event in said]
+        assert self.rows("SELECT n FROM sent ORDER BY n") == [(event.n,) for event in said if event.n % 5 == 0]
+
+    def check_effects(self, name: str, expected: Fates) -> None:
+        """Exactly the expected effects, once each, and in key order."""
+        effects = self.rows(f"SELECT event_id, key, key_seq, cents FROM {name}_rows ORDER BY seq")
+        assert Counter(effects) == Counter((e.id, e.key, e.key_seq, e.cents) for e in expected.applied), name
+        if name in ORDERED:
+            check_order(name, [(key, key_seq) for _, key, key_seq, _ in effects])
+
+    def check_letters(self, name: str, expected: Fates) -> None:
+        """The open letters are the poison and what waits behind it; only an Ignore verdict ends one unapplied."""
+        sql = (
+            "SELECT l.event_id, l.state, l.reason, l.attempts, l.resolved_by FROM redrive_letters l"
+            " JOIN redrive_subscriptions s ON s.id = l.subscription WHERE s.name = ? AND l.state <> 'superseded'"
+        )
+        letters = self.rows(sql, (name,))
+        by_state = defaultdict[str, set[str]](set)
+        for id, state, *_ in letters:
+            by_state[state].add(id)
+        kinds = {event.id: event.kind for event in (*expected.dead, *expected.waiting)}
+        assert by_state["dead"] == {event.id for event in expected.dead}, name
+        assert by_state["retrying"] == {event.id for event in expected.waiting}, name
+        assert by_state["discarded"] <= {event.id for event in expected.ignored}, name
+        assert by_state["applied"] <= {event.id for event in expected.applied}, name
+        for id, state, reason, attempts, resolved_by in letters:
+            assert attempts <= 2 + self.replays, (name, id, attempts)
+            if state == "dead":
+                assert reason == {"reject": "rejected", "bug": "attempts_exhausted"}[kinds[id]], (name, id)
+            elif state == "retrying":
+                assert (reason, attempts) == ("behind_head", 0), (name, id)
+            elif state == "discarded":
+                assert resolved_by == "ignore verdict", (name, id)
+
+    def check_balance(self, expected: Fates) -> None:
+        """The upserted totals."""
+        totals = defaultdict[str, int](int)
+        for event in expected.applied:
+            totals[event.key or ""] += event.cents
+        assert dict(self.rows("SELECT key, cents FROM balance")) == dict(totals)
+
+    def check_emissions(self, expected: Fates) -> None:
+        """One emission per applied event, with the derived id, in key order; keyed state to match."""
+        for name, log in (("relay", "relayed"), ("charge", "receipts")):
+            sql = "SELECT e.id, e.key, e.data FROM redrive_events e JOIN redrive_logs g ON g.id = e.log AND g.name = ?"
+            emitted = self.rows(f"{sql} ORDER BY e.position", (log,))
+            wanted = Counter((emission_id(name, e.id, 0), e.key) for e in expected.applied)
+            assert Counter((id, key) for id, key, _ in emitted) == wanted, name
+            check_order(log, [(key, json.loads(data)["key_seq"]) for _, key, data in emitted])
+        mirrored = Counter(self.rows("SELECT event_id FROM mirror_rows"))
+        assert mirrored == Counter((emission_id("charge", e.id, 0),) for e in expected.applied)
+        states = defaultdict[str, list[int]](lambda: [0, 0])
+        for event in expected.applied:
+            if event.key is not None:
+                states[event.key][0] += event.cents
+                states[event.key][1] += 1
+        stored = {key: json.loads(data) for key, data in self.rows("SELECT key, data FROM redrive_state")}
+        assert {key: [state["cents"], state["events"]] for key, state in stored.items()} == dict(states)
+
+    def check_ledger(self) -> None:
+        """Each event that a filter asked for has exactly one fate, says the ledger that users run."""
+        app = build(self.path, str(self.flakes))
+        try:
+            verdicts = app.operate("crash test").verify()
+        finally:
+            app.close()
+        assert {verdict.subscription for verdict in verdicts} == {*OF_PROJECTIONS, *OF_HANDLERS}
+        assert [(verdict.subscription, verdict.violations) for verdict in verdicts if not verdict.sound] == []
+        assert {verdict.pending for verdict in verdicts} == {0}
+
+
+def check_order(name: str, effects: Sequence[tuple[str | None, int]]) -> None:
+    """Within each key the producer's numbers only ever grow."""
+    last: dict[str, int] = {}
+    for key, key_seq in effects:
+        if key is not None:
+            assert key_seq > last.get(key, 0), f"{name}: {key} went back from {last[key]} to {key_seq}"
+            last[key] = key_seq
+
+
+__all__ = ["World", "check_order", "wait_until"]
