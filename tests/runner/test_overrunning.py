@@ -1,0 +1,226 @@
+"""Timeouts: a coroutine is cancelled, a thread cannot be; its key stays busy and its ctx is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App, UsageError, no_retry, retry
+from redrive.observe import signals as sig
+from redrive.testing import Harness
+
+
+def test_a_coroutine_that_overruns_is_cancelled_and_counts_as_failed(app: App, harness: Harness) -> None:
+    trace = []
+
+    @app.on(app.log("orders"), start="first", timeout="30s", retry=retry(attempts=2, wait="1m", jitter=0))
+    async def charge(event, ctx):
+        trace.append((ctx.attempt, harness.clock.monotonic()))
+        try:
+            await asyncio.sleep(3600 if ctx.attempt == 1 else 29)
+        except asyncio.CancelledError:
+            trace.append(("cancelled", harness.clock.monotonic()))
+            raise
+        ctx.emit(app.log("receipts"), "sent")
+
+    harness.append("orders", "order.placed", key="a")
+    harness.run_until_idle()
+    assert trace == [(1, 0), ("cancelled", 30)]
+    [letter] = harness.letters()
+    assert (letter.state, letter.error_type) == ("retrying", "TimeoutError")
+    harness.advance("2m")
+    assert trace[2] == (2, 90)
+    assert harness.emitted("receipts") == [("sent", None)]
+
+
+def test_a_coroutine_that_refuses_to_be_cancelled_has_overrun_all_the_same(app: App, harness: Harness) -> None:
+    late = []
+
+    @app.on(app.log("orders"), start="first", timeout="30s", retry=no_retry)
+    async def charge(event, ctx):
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            await asyncio.sleep(5)
+        try:
+            ctx.emit(app.log("receipts"), "sent")
+        except UsageError as error:
+            late.append(str(error))
+
+    harness.append("orders", "order.placed", key="a")
+    harness.run_until_idle()
+    assert [(letter.state, letter.error_type) for letter in harness.letters()] == [("dead", "TimeoutError")]
+    assert harness.emitted("receipts") == []
+    assert "this ctx is dead" in late[0]
+
+
+def test_a_timeout_error_of_the_function_itself_is_a_failure_like_any_other(app: App, harness: Harness) -> None:
+    @app.on(app.log("orders"), start="first", timeout="1h", retry=no_retry)
+    async def charge(event, ctx):
+        async with asyncio.timeout(2):
+            await asyncio.sleep(3)
+
+    harness.append("orders", "order.placed", key="a")
+    harness.run_until_idle()
+    assert harness.clock.monotonic() == 2
+    assert [letter.error_type for letter in harness.letters()] == ["TimeoutError"]
+
+
+def test_a_timed_out_key_does_not_delay_others(app: App, harness: Harness) -> None:
+    done = []
+
+    @app.on(app.log("orders"), start="first", timeout="30s", concurrency=2, retry=no_retry)
+    async def charge(event, ctx):
+        if event.key == "a":
+            await asyncio.sleep(3600)
+        done.append((event.key, harness.clock.monotonic()))
+
+    for key in "abc":
+        harness.append("orders", "order.placed", key=key)
+    harness.run_until_idle()
+    assert done == [("b", 0), ("c", 0)]
+
+
+def test_a_worker_that_was_cancelled_by_a_timeout_works_on(app: App, harness: Harness) -> None:
+    done = []
+
+    @app.on(app.log("orders"), start="first", timeout="1s", retry=no_retry)
+    async def charge(event, ctx):
+        if event.data % 2:
+            await asyncio.sleep(60)
+        done.append(event.data)
+
+    for number in range(6):
+        harness.append("orders", "order.placed", number)
+    harness.run_until_idle()
+    assert done == [0, 2, 4]
+    assert len(harness.letters("dead")) == 3
+
+
+class Threads:
+    """An app with real threads and a real clock: a thread that overruns cannot be had otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        self.app = App(str(folder / "real.db"))
+        self.heard: list[sig.Signal] = []
+        self.changed = threading.Condition()
+        self.app.listen(self._hear)
+        self.release = threading.Event()
+
+    def _hear(self, signals: Any) -> None:
+        with self.changed:
+            self.heard.extend(signals)
+            self.changed.notify_all()
+
+    def of(self, kind: type[sig.Signal]) -> list[Any]:
+        return [signal for signal in self.heard if isinstance(signal, kind)]
+
+    async def until(self, kind: type[sig.Signal], count: int = 1) -> None:
+        def wait() -> None:
+            with self.changed:
+                assert self.changed.wait_for(lambda: len(self.of(kind)) >= count, timeout=30)
+
+        await asyncio.to_thread(wait)
+
+
+@pytest.fixture
+def threads(tmp_path: Path) -> Iterator[Threads]:
+    real = Threads(tmp_path)
+    yield real
+    real.release.set()
+    real.app.close()
+
+
+def test_a_thread_that_overruns_is_reported_and_keeps_its_key_busy_until_it_returns(threads: Threads) -> None:
+    app, trace, late = threads.app, [], []
+
+    @app.on(app.log("orders"), start="first", timeout="50ms", concurrency=2, retry=no_retry)
+    def charge(event, ctx):
+        trace.append(event.data)
+        if event.data == "a1":
+            assert threads.release.wait(30)
+            try:
+                ctx.emit(app.log("receipts"), "late")
+            except UsageError as error:
+                late.append(str(error))
+
+    async def scenario() -> None:
+        async with app.running():
+            for name in ("a1", "a2", "b1"):
+                app.log("orders").append("order.placed", name, key=name[0])
+            await threads.until(sig.HandlerStuck)
+            await threads.until(sig.Settled)
+            assert trace == ["a1", "b1"], "a2 waits for the thread of a1"
+            threads.release.set()
+            await threads.until(sig.Buried)
+            await threads.until(sig.Parked)
+
+    asyncio.run(scenario())
+    [stuck] = threads.of(sig.HandlerStuck)
+    assert (stuck.subscription, stuck.seconds >= 0.05) == ("charge", True)
+    assert "this ctx is dead" in late[0]
+    with app.reader() as tx:
+        rows = tx.execute("SELECT lane, state, error_type FROM redrive_letters ORDER BY position").fetchall()
+        assert rows == [("a", "dead", "TimeoutError"), ("a", "retrying", "")]
+        assert tx.execute("SELECT count(*) FROM redrive_events WHERE type = 'late'").fetchone() == (0,)
+
+
+def test_a_thread_that_overruns_and_then_succeeds_still_counts_as_overrun(threads: Threads) -> None:
+    app, attempts = threads.app, []
+
+    @app.on(app.log("orders"), start="first", timeout="50ms", retry=retry(attempts=2, wait="10ms"))
+    def charge(event, ctx):
+        attempts.append(ctx.attempt)
+        if ctx.attempt == 1:
+            assert threads.release.wait(30)
+
+    async def scenario() -> None:
+        async with app.running():
+            app.log("orders").append("order.placed", key="a")
+            await threads.until(sig.HandlerStuck)
+            threads.release.set()
+            await threads.until(sig.Recovered)
+
+    asyncio.run(scenario())
+    assert attempts == [1, 2]
+
+
+def test_threads_run_different_keys_side_by_side(threads: Threads) -> None:
+    app, together = threads.app, threading.Barrier(3)
+    done = []
+
+    @app.on(app.log("orders"), start="first", concurrency=3)
+    def charge(event, ctx):
+        together.wait(30)
+        done.append(event.key)
+
+    for key in "abc":
+        app.log("orders").append("order.placed", key=key)
+    app.run(until_idle=True)
+    assert sorted(done) == ["a", "b", "c"]
+
+
+def test_stopping_waits_for_a_running_thread_and_settles_its_event(threads: Threads) -> None:
+    app, begun = threads.app, threading.Event()
+
+    @app.on(app.log("orders"), start="first")
+    def charge(event, ctx):
+        begun.set()
+        assert threads.release.wait(30)
+        ctx.emit(app.log("receipts"), "sent")
+
+    async def scenario() -> None:
+        async with app.running():
+            app.log("orders").append("order.placed", key="a")
+            assert await asyncio.to_thread(begun.wait, 30)
+            asyncio.get_running_loop().call_later(0.05, threads.release.set)
+
+    asyncio.run(scenario())
+    assert [event.type for event in app.log("receipts").read()] == ["sent"]
+    with app.reader() as tx:
+        assert tx.execute("SELECT owner, unclean, applied FROM redrive_progress").fetchone() == (None, 0, 1)
