@@ -66,7 +66,7 @@ class Bank:
 
     def balances(self) -> dict[str, int]:
         """What the projection says."""
-        return dict(self.harness.query("SELECT account, cents FROM balances"))  # type: ignore[arg-type]
+        return dict(self.harness.query("SELECT account, cents FROM balances"))
 
     def letter(self, subscription: str, position: int) -> int:
         """The id of the letter that holds a position, not counting superseded ones."""

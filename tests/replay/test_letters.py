@@ -104,7 +104,7 @@ def test_a_resolved_letter_counts_as_discarded_and_says_that_it_was_done_elsewhe
 @pytest.mark.parametrize("deed", ["discard", "resolve", "reopen", "edit"])
 def test_what_cannot_be_taken_back_needs_a_reason(bank: Any, deed: str) -> None:
     desk = bank.desk.letters
-    arguments = (1, {}, " ") if deed == "edit" else (1, " ")
+    arguments: tuple[Any, ...] = (1, {}, " ") if deed == "edit" else (1, " ")
     with pytest.raises(UsageError, match="reason"):
         getattr(desk, deed)(*arguments)
 

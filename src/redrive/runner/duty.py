@@ -101,6 +101,7 @@ class Duty:
         self.log_id = tx.logs.id_of(self.subscription.source)
         self.emitter = Emitter(identity(tx, self.row), self.engine.types, env)
         self._check_anchor(tx, row.position, row.anchor)
+        self._check_declared(tx)
         self.window = Window(row.position, tx.progress.done(self.id))
         self.paused, self.quiet_until = bool(row.paused), row.quiet_until
         self.load_lanes(tx, row.parked_version)
@@ -183,6 +184,16 @@ class Duty:
         if self.edits and event.position in self.edits:
             return event.with_data(self.edits[event.position][1])
         return event
+
+    def _check_declared(self, tx: StoreTx) -> None:
+        """Does the store still hold what we declared? A newer version of the program may have said otherwise."""
+        types, order = sorted(tx.progress.filters(self.id)[-1][1]), self.subscription.order
+        known = next(row for row in tx.progress.all() if row.id == self.id)
+        if types != sorted(self.subscription.types) or known.ordering != order:
+            raise Halted(
+                f"{self.subscription.name}: another version of this program declares it with types "
+                f"{', '.join(types) or '(all)'} and order {known.ordering!r}; restart this one with that version"
+            )
 
     def _check_anchor(self, tx: StoreTx, position: int, anchor: str | None) -> None:
         """Is this the log whose events we settled? A restored backup reuses positions."""

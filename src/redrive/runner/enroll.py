@@ -16,6 +16,8 @@ from redrive.event import from_row
 from redrive.policy.patterns import matches
 from redrive.runner.call import find_key
 from redrive.runner.duty import Engine
+from redrive.store.filters import Asked, change_filter
+from redrive.store.identity import choose_identity
 from redrive.store.port import StoreTx, Subscribed
 from redrive.subscription import Subscription
 
@@ -59,6 +61,7 @@ def _add(engine: Engine, tx: StoreTx, subscription: Subscription, orphans: list[
     now = engine.env.clock.now()
     row = tx.progress.add((name, subscription.kind, subscription.source, subscription.order), position, anchor, now)
     tx.progress.add_filter(row.id, position, subscription.types)
+    choose_identity(tx, row)
     return row
 
 
@@ -95,23 +98,25 @@ def _check(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscri
                 "replay or discard them first (redrive dlq list)"
             )
         tx.sql.run("subscription_reorder", {"subscription": row.id, "ordering": subscription.order, "kind": row.kind})
+        tx.sql.run("epoch_bump", {"subscription": row.id})  # whoever runs it with the former order is fenced
     _check_filter(tx, subscription, row)
     _check_keys(engine, tx, subscription, row)
 
 
 def _check_filter(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
     """Narrower from now on is fine; wider would leave holes nobody asked for."""
-    from_position, former = tx.progress.filters(row.id)[-1]
-    if sorted(former) == sorted(subscription.types):
+    filters = tx.progress.filters(row.id)
+    if sorted(filters[-1][1]) == sorted(subscription.types):
         return
     position = tx.progress.get(row.id).position
-    if position > from_position and not narrower(subscription.types, former):
+    former = Asked(filters).at(position)
+    if position > filters[0][0] and not narrower(subscription.types, former):
         raise UsageError(
             f"{row.name!r} now asks for {_show(subscription.types)}, so far for {_show(former)}: events it never "
             f"saw lie below its progress. `redrive rebuild {row.name}` applies them, "
             f"`redrive accept-from-now {row.name} --reason …` leaves them out, audited"
         )
-    tx.progress.add_filter(row.id, position, subscription.types)
+    change_filter(tx, row, subscription.types)
 
 
 def narrower(new: Iterable[str], former: Iterable[str]) -> bool:

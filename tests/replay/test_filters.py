@@ -1,0 +1,107 @@
+"""A filter that changes under way: the ledger knows what was asked for at each position, and two versions never mix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App, Ctx, Event, UsageError
+from redrive.store.filters import Asked
+from redrive.testing import Harness
+
+
+def watcher(*types: str, gate: Any = None, path: Path | None = None) -> App:
+    """An app with one handler that asks for these types."""
+    app = App(str(path) if path else "unused.db")
+
+    @app.on(app.log("logins"), *types, start="first", concurrency=4)
+    def watch(event: Event[Any], ctx: Ctx) -> None:
+        if gate is not None:
+            gate(event)
+
+    return app
+
+
+def fill(harness: Harness, types: str) -> None:
+    """One event of each type, every one of its own key."""
+    for number, kind in enumerate(types):
+        harness.append("logins", kind, {}, key=f"{kind}{number}")
+
+
+def test_the_filter_in_force_is_the_last_one_below_a_position() -> None:
+    asked = Asked([(3, ["a"]), (10, ["b"]), (20, [])])
+    assert [asked.wants(position, "a") for position in (1, 4, 10, 11, 20, 21)] == [True, True, True, False, False, True]
+    assert list(asked.spans(5, 15)) == [(5, 10, ("a",)), (10, 15, ("b",))]
+
+
+def test_a_narrower_filter_holds_from_its_progress_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "w.db")
+    with Harness(watcher("a", "b"), path) as harness:
+        fill(harness, "abab")
+        harness.run_until_idle()
+    app = watcher("a")
+    with Harness(app, path) as harness:
+        fill(harness, "abb")
+        harness.run_until_idle()
+        (verdict,) = app.operate().verify()
+    assert (verdict.applied, verdict.pending, verdict.violations) == (5, 0, ())
+
+
+def test_a_filter_that_was_narrowed_cannot_be_widened_behind_the_back(tmp_path: Path) -> None:
+    path = str(tmp_path / "w.db")
+    with Harness(watcher("a"), path) as harness:
+        fill(harness, "ab")
+        harness.run_until_idle()
+    app = watcher("b")
+    with Harness(app, path) as harness, pytest.raises(UsageError, match="accept-from-now watch"):
+        harness.run_until_idle()
+
+
+def test_accepting_a_wider_filter_leaves_the_past_unasked(tmp_path: Path) -> None:
+    path = str(tmp_path / "w.db")
+    with Harness(watcher("a"), path) as harness:
+        fill(harness, "ab")
+        harness.run_until_idle()
+    app = watcher("a", "b")
+    with Harness(app, path) as harness:
+        assert app.operate("ada").subscriptions.accept_from_now("watch", "only new ones matter") == 2
+        fill(harness, "ab")
+        harness.run_until_idle()
+        (verdict,) = app.operate().verify()
+        assert (verdict.applied, verdict.violations) == (3, ())
+        assert harness.query("SELECT action, reason FROM redrive_audit") == [
+            ("accept-from-now", "only new ones matter")
+        ]
+
+
+def test_what_was_settled_out_of_order_keeps_the_filter_it_was_asked_by(tmp_path: Path) -> None:
+    path = str(tmp_path / "w.db")
+
+    with Harness(watcher("a", "b"), path) as harness:
+        fill(harness, "abba")
+        store = harness.app.runtime.store
+        harness.run_until_idle()
+        with store.transaction() as tx:  # as if the first had never come back: progress before it, the others done
+            tx.connection.execute("UPDATE redrive_progress SET position = 0, anchor = NULL, applied = 3")
+            tx.connection.execute("INSERT INTO redrive_done VALUES (1, 2), (1, 3), (1, 4)")
+    app = watcher("a")
+    with Harness(app, path) as harness:
+        harness.run_until_idle()
+        (verdict,) = app.operate().verify()
+    assert (verdict.applied, verdict.violations) == (4, ())
+
+
+def test_a_worker_with_the_former_filter_stands_still_and_says_why(tmp_path: Path) -> None:
+    path = str(tmp_path / "w.db")
+    old, new = watcher("a", "b"), watcher("a")
+    with Harness(old, path) as before:
+        fill(before, "ab")
+        before.run_until_idle()
+        with Harness(new, path) as after:
+            after.env.owner = "another"
+            after.run_until_idle()
+        fill(before, "ab")
+        before.run_until_idle()
+        assert "another version of this program" in before.halted["watch"]
