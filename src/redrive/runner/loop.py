@@ -54,7 +54,7 @@ class Loop:
         """How long there is certainly nothing to do."""
         pause = self._renew_at - self._monotonic()
         due = self.duty.lanes.next_due()
-        if due is not None and not self.duty.paused:
+        if due is not None and not self.duty.paused and not self.stopping:
             pause = min(pause, due - self.duty.engine.env.clock.now())
         return max(0.0, pause)
 
