@@ -172,7 +172,11 @@ class App:
         logs: dict[str, int] = {}
         with self.runtime.store.transaction() as tx:
             user = AppTx(tx.connection)
-            yield user
+            self.runtime.transacting = _current_task()
+            try:
+                yield user
+            finally:
+                self.runtime.transacting = None
             for log, event in user.pending:
                 rows, _ = tx.logs.append(log, [event])
                 logs[log] = rows[-1][0]
@@ -304,6 +308,13 @@ class App:
             raise UsageError(
                 "lifespan= takes a function of the app that returns a context manager (@asynccontextmanager)"
             )
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs here
+        return None
 
 
 def _name(function: Callable[..., Any]) -> str:

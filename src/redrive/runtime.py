@@ -29,6 +29,7 @@ class Runtime:
         self.signals = Signals(inline=inline)
         self.inline = inline
         self.deps: Any = None
+        self.transacting: asyncio.Task[Any] | None = None  # the task that is inside app.transaction()
         self._url, self._settings, self._env = url, settings, env
         self._given_env = env is not None
         self._lock = threading.Lock()

@@ -108,8 +108,13 @@ class Log:
                     future.set_result(rows)
 
         def done(rows: Any, error: BaseException | None) -> None:
-            loop.call_soon_threadsafe(resolve, rows, error)
+            try:
+                loop.call_soon_threadsafe(resolve, rows, error)
+            except RuntimeError:  # that loop is closed: the event is stored, nobody waits for the answer
+                return
 
+        if self._runtime.transacting is not None and self._runtime.transacting is asyncio.current_task():
+            raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
         self._runtime.store.append(Appending(self.name, [event], done))
         rows = await future
         self._runtime.notify(self.name, 1, rows[-1][0])
