@@ -174,8 +174,11 @@ class Projector:
                 good, error = attempt_each(self._one, stride, user)
                 failed = error
                 while error is not None:  # what succeeded once may fail the second time
+                    self._unless_the_world(error)
                     tx.undo()
                     failed, stride = error, stride[:good]
+                    for event in stride:  # the function must not see its own changes
+                        event.forget()
                     good, error = attempt_each(self._one, stride, user)
                 tx.keep()
                 settling.commit_all(stride)
@@ -223,9 +226,13 @@ class Projector:
             engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
         reruns, limit = self._reruns.get(work.position, 0), engine.settings.error_text_max
         outcome = outcome_of(error, engine.store.is_the_world, reruns=reruns, limit=limit)
-        if isinstance(outcome, out.StoreDown):  # SQLite may have ended the transaction: nothing of it can be kept
-            raise StoreError(f"{self.duty.subscription.name}: {error}") from error
+        self._unless_the_world(error)
         return outcome
+
+    def _unless_the_world(self, error: BaseException) -> None:
+        """SQLite may have ended the transaction, savepoints and all: nothing of it can be kept."""
+        if self.duty.engine.store.is_the_world(error):
+            raise StoreError(f"{self.duty.subscription.name}: {error}") from error
 
     def _settle_bad(self, settling: Settling, work: Work, turn: Turn) -> bool:
         """Write a failed event's fate; False if it must be run again later, with nothing written."""
@@ -263,6 +270,8 @@ class Projector:
             self._outcome(batch.work(events[0], self.duty), error)  # the world's fault ends the transaction here
             tx.undo()
             tx.keep()
+            for event in runnable:
+                event.forget()
             return False
         tx.keep()
         settling.commit_all(runnable)
