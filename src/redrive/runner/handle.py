@@ -32,19 +32,20 @@ class Desk:
         self.outbox: deque[Work] = deque()
         self.running: set[Work] = set()
         self.alone: deque[Work] = deque()  # after a crash: one at a time, before anything else
-        self._waiting: dict[str, deque[Work] | None] = {}  # lanes that are busy, with what queues behind
+        # What is busy, with what queues behind it: lanes by name, and letters without a lane by their id.
+        self._waiting: dict[str | int, deque[Work] | None] = {}
         self._queued = 0
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.outbox) + len(self.running) + len(self.alone) + self._queued
 
-    def busy(self, lane: str | None) -> bool:
-        """Has the lane work that is not settled?"""
-        return lane is not None and lane in self._waiting
+    def busy(self, lane: str | None, letter: int) -> bool:
+        """Has the lane of this letter work that is not settled?"""
+        return (letter if lane is None else lane) in self._waiting
 
     def add(self, work: Work) -> None:
         """A new event, or a letter that is due: it runs when its lane is free."""
-        lane, waiting = work.lane, self._waiting
+        lane, waiting = _place(work), self._waiting
         if lane is not None:
             if lane in waiting:
                 self._queue(lane, work)
@@ -52,7 +53,7 @@ class Desk:
             waiting[lane] = None
         self._start(work)
 
-    def _queue(self, lane: str, work: Work) -> None:
+    def _queue(self, lane: str | int, work: Work) -> None:
         queue = self._waiting[lane]
         if queue is None:
             queue = self._waiting[lane] = deque()
@@ -84,7 +85,7 @@ class Desk:
 
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""
-        lane = work.lane
+        lane = _place(work)
         if lane is None or work.chained:
             return
         queue = self._waiting[lane]
@@ -100,6 +101,13 @@ class Desk:
         else:
             self._queued -= 1
             self._start(queue.popleft())
+
+
+def _place(work: Work) -> str | int | None:
+    """Where a work is alone: its lane; without one, its letter, since letters may be looked at anew while one runs."""
+    if work.lane is None and work.head is not None:
+        return work.head.letter
+    return work.lane
 
 
 class Handling:
@@ -187,8 +195,7 @@ class Handling:
     async def call_async(self, work: Work) -> None:
         """Run a coroutine function on the loop."""
         ctx = self.prepare(work)
-        error = await attempt_async(self.duty.subscription.function, self._arguments(work, ctx), ctx)
-        self._called(work, ctx, error)
+        self._called(work, ctx, await attempt_async(self.duty.subscription.function, self._arguments(work, ctx), ctx))
 
     def _arguments(self, work: Work, ctx: Ctx) -> tuple[Any, ...]:
         return (work.event, ctx) if self.duty.subscription.arguments == 2 else (work.event,)
