@@ -1,0 +1,199 @@
+"""Events that kill the process: only dying alone is charged, three charges bury, neighbours are innocent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from redrive import App, retry
+from redrive.settings import Settings
+from redrive.testing import Harness
+from redrive.testing.crashing import Crashed
+
+KINDS = pytest.mark.parametrize("kind", ["projection", "handler", "async handler"])
+
+
+def run_through(harness: Harness, times: int = 20) -> int:
+    """Start the worker again whenever it dies, until it is idle; how often it died."""
+    for deaths in range(times):
+        try:
+            harness.run_until_idle()
+        except Crashed:
+            continue
+        return deaths
+    return times
+
+
+def declare(app: App, harness: Harness, kind: str, deadly: Any, **options: Any) -> None:
+    """A function that notes the key of its event, or dies."""
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE applied (name TEXT)")
+
+    def apply(event: Any, out: Any) -> None:
+        if deadly(event):
+            harness.crash()
+        out.execute("INSERT INTO applied VALUES (:name)", {"name": event.data})
+
+    async def apply_async(event: Any, ctx: Any) -> None:
+        await asyncio.sleep(0.01)
+        apply(event, ctx)
+
+    if kind == "projection":
+        app.projection(app.log("orders"), name="apply", **options)(apply)
+    else:
+        function = apply if kind == "handler" else apply_async
+        app.on(app.log("orders"), name="apply", start="first", **options)(function)
+
+
+def put(harness: Harness, *names: str) -> None:
+    for name in names:
+        harness.append("orders", "order.placed", name, key=name[0])
+
+
+def applied(harness: Harness) -> list[str]:
+    return sorted(name for (name,) in harness.query("SELECT name FROM applied"))
+
+
+@KINDS
+def test_an_event_that_kills_the_process_alone_three_times_is_buried(app: App, harness: Harness, kind: str) -> None:
+    declare(app, harness, kind, lambda event: event.key == "x")
+    put(harness, "a1", "b1", "x1", "c1", "x2", "a2")
+    deaths = run_through(harness)
+    assert deaths == 4, "the first death was in company: nobody is charged"
+    assert applied(harness) == ["a1", "a2", "b1", "c1"]
+    first, second = harness.letters()
+    assert (first.state, first.reason, first.lane) == ("dead", "crashed_worker", "x")
+    assert "died 3 times" in first.error_message
+    assert (second.state, second.reason) == ("retrying", "behind_head")
+
+
+@KINDS
+def test_after_the_burial_nothing_runs_alone_any_more(app: App, harness: Harness, kind: str) -> None:
+    declare(app, harness, kind, lambda event: event.key == "x")
+    put(harness, "x1", "a1")
+    run_through(harness)
+    assert harness.query("SELECT * FROM redrive_inflight") == []
+    put(harness, "b1", "c1")
+    assert run_through(harness) == 0
+    assert applied(harness) == ["a1", "b1", "c1"]
+
+
+@KINDS
+def test_an_event_that_survives_is_forgiven(app: App, harness: Harness, kind: str) -> None:
+    deaths = []
+
+    def deadly(event: Any) -> bool:
+        if event.key == "x" and len(deaths) < 3:
+            deaths.append(1)
+            return True
+        return False
+
+    declare(app, harness, kind, deadly)
+    put(harness, "x1", "a1")
+    run_through(harness)
+    assert applied(harness) == ["a1", "x1"]
+    assert harness.letters() == []
+    assert harness.query("SELECT * FROM redrive_inflight") == []
+
+
+@KINDS
+def test_the_number_of_charges_is_a_setting(app: App, start: Any, kind: str) -> None:
+    harness = start(app, settings=Settings(crash_charges_max=1, lease=1e6, poll_min=1e6, poll_max=1e6))
+    declare(app, harness, kind, lambda event: event.key == "x")
+    put(harness, "x1", "a1")
+    assert run_through(harness) == 2
+    assert harness.letters()[0].reason == "crashed_worker"
+
+
+@KINDS
+def test_neighbours_in_the_window_are_never_charged(app: App, harness: Harness, kind: str) -> None:
+    """Two killers: each is charged for its own deaths only."""
+    declare(app, harness, kind, lambda event: event.key in "xy")
+    put(harness, "a1", "x1", "b1", "y1", "c1")
+    deaths = run_through(harness)
+    assert 7 <= deaths <= 8
+    assert applied(harness) == ["a1", "b1", "c1"]
+    assert {letter.lane: letter.reason for letter in harness.letters()} == {
+        "x": "crashed_worker",
+        "y": "crashed_worker",
+    }
+
+
+@KINDS
+def test_a_retry_that_kills_the_process_is_charged_like_a_first_attempt(app: App, harness: Harness, kind: str) -> None:
+    calls = []
+
+    def deadly(event: Any) -> bool:
+        if event.key != "x":
+            return False
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError
+        return True
+
+    declare(app, harness, kind, deadly, retry=retry(attempts=10, wait="1s", factor=1, jitter=0))
+    put(harness, "x1", "a1")
+    harness.run_until_idle()
+    harness.clock.advance(2)
+    assert run_through(harness) >= 3
+    [letter] = harness.letters()
+    assert (letter.state, letter.reason) == ("dead", "crashed_worker")
+    assert applied(harness) == ["a1"]
+
+
+@KINDS
+def test_a_changed_boot_id_excuses(app: App, harness: Harness, kind: str) -> None:
+    declare(app, harness, kind, lambda event: event.key == "x")
+    put(harness, "x1", "a1")
+    for number in range(8):
+        with pytest.raises(Crashed):
+            harness.run_until_idle()
+        harness.env.boot = f"boot-{number + 2}"
+    assert harness.letters() == []
+
+
+def test_a_stop_that_was_asked_for_excuses_a_kill_that_comes_after_it(app: App, harness: Harness) -> None:
+    calls = []
+
+    @app.on(app.log("orders"), start="first")
+    async def apply(event, ctx):
+        calls.append(event.key)
+        if len(calls) > 1:
+            assert harness._supervisor is not None
+            harness._supervisor.stop("SIGTERM")
+            await asyncio.sleep(1)
+        harness.crash()
+
+    put(harness, "x1")
+    for _ in range(8):
+        with pytest.raises(Crashed):
+            harness.run_until_idle()
+    assert len(calls) == 8
+    assert harness.letters() == []
+
+
+@KINDS
+def test_a_graceful_restart_suspects_nobody(app: App, harness: Harness, kind: str) -> None:
+    declare(app, harness, kind, lambda event: False)
+    for number in range(5):
+        put(harness, f"a{number}", f"b{number}")
+        harness.run_until_idle()
+        harness.restart()
+    harness.run_until_idle()
+    assert len(applied(harness)) == 10
+    assert not any(signal.unclean for signal in harness.signals if type(signal).__name__ == "LeaseTaken")
+
+
+@KINDS
+def test_an_unclean_start_is_told_and_runs_everything_all_the_same(app: App, harness: Harness, kind: str) -> None:
+    declare(app, harness, kind, lambda event: False)
+    put(harness, "a1")
+    harness.run_until_idle()
+    put(harness, "a2", "b1", "c1")
+    harness.crash()
+    harness.run_until_idle()
+    assert applied(harness) == ["a1", "a2", "b1", "c1"]
+    taken = [signal.unclean for signal in harness.signals if type(signal).__name__ == "LeaseTaken"]
+    assert taken == [False, True]
