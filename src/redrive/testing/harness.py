@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _FOREVER = duration("366d")
 PATIENCE = duration("1h")  # virtual time after which something that is still running counts as hanging
+TURNS = 10  # of the event loop, until one that stands by has looked at the lease
 
 _bound: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -260,6 +261,8 @@ class Harness(AbstractContextManager["Harness"]):
             return
         for wake in supervisor.wakes.values():
             wake.ring()
+        for _ in range(TURNS if supervisor.waiting else 0):
+            await asyncio.sleep(0)
         idle = asyncio.ensure_future(supervisor._wait_idle())
         done, _ = await asyncio.wait({idle, serving}, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         if not done:
