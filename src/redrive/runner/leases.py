@@ -64,12 +64,13 @@ def renew(duty: Duty) -> None:
     engine = duty.engine
     now = engine.env.clock.now()
     with engine.store.transaction() as tx:
+        set_back = tx.progress.get(duty.id).lease_set_at > now  # the wall clock: due times must be looked at again
         values = {"subscription": duty.id, "epoch": duty.epoch, "until": now + engine.settings.lease, "now": now}
         row = tx.sql.one("lease_renew", values)
         if row is None:
             raise Fenced(f"{duty.subscription.name}: the lease was taken over")
         fresh_version, paused = row
-        stale = fresh_version != duty.parked_version
+        stale = set_back or fresh_version != duty.parked_version
         if stale:
             duty.load_lanes(tx, fresh_version)
     duty.paused = bool(paused)
