@@ -338,7 +338,7 @@ WHERE e.log = :log AND e.key = :key AND e.position > :position
   AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
   AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
                   AND l.state IN ('retrying', 'dead', 'discarded'))
-ORDER BY e.version LIMIT :limit
+ORDER BY e.position LIMIT :limit
 
 -- name: letters_supersede
 -- Their events come round again. What an operator or a rule discarded stays discarded; what the function itself

@@ -1,0 +1,101 @@
+"""Controls: what an operator can only ask for, because the owner alone knows that a lane is idle.
+
+Each is performed, or refused, in the transaction that consumes it, with an audit row in the asker's name.
+The caches change after the commit, like after any other transaction of the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from redrive.errors import Fenced
+from redrive.event import from_row
+from redrive.failpoints import hit
+from redrive.observe import signals as sig
+from redrive.runner.call import find_key
+from redrive.runner.duty import Duty
+from redrive.store.filters import Asked
+from redrive.store.port import LetterRow, StoreTx
+
+SCAN_MAX = 1000  # events per page when nothing but the key function knows the lanes
+
+Busy = Callable[[str | None, int], bool]
+
+
+class Control(NamedTuple):
+    """What somebody asks of the owner."""
+
+    id: int
+    verb: str
+    letter: int
+    rev: int
+    who: str
+    reason: str
+
+
+def perform(duty: Duty, busy: Busy) -> None:
+    """Answer what was asked, except where the lane is busy: that waits. Runs where writing happens."""
+    with duty.engine.store.reading() as tx:
+        asked = [(control, tx.letters.get(control.letter)) for control in map(Control._make, tx.books.asked(duty.id))]
+    ready = [control for control, letter in asked if letter is None or not busy(letter.lane, letter.id)]
+    for control in ready:
+        _answer(duty, control)
+    if not ready:
+        return
+    with duty.engine.store.reading() as tx:
+        row = tx.progress.get(duty.id)
+        if row.epoch != duty.epoch:
+            raise Fenced(f"{duty.subscription.name}: epoch {duty.epoch} is over, {row.epoch} rules")
+        duty.load_lanes(tx, row.parked_version)
+
+
+def _answer(duty: Duty, control: Control) -> None:
+    engine, name, target = duty.engine, duty.subscription.name, f"letter {control.letter}"
+    with engine.store.transaction() as tx:
+        tx.progress.fence(duty.id, duty.epoch, duty.window.position)
+        now, letter = engine.env.clock.now(), tx.letters.get(control.letter)
+        why = "there is no such letter" if letter is None else _reopen(tx, duty, control, letter, now)
+        tx.books.answered(control.id)
+        action = "reopen refused" if why else "reopened"
+        tx.books.audit(now, control.who, action, name, target, why or control.reason, {"control": control.id})
+        hit("operator.before_commit")
+    hit("operator.committed")
+    engine.signals.tell([sig.Operated(action, name, target, control.who)])
+
+
+def _reopen(tx: StoreTx, duty: Duty, control: Control, letter: LetterRow, now: float) -> str:
+    """Why a discard cannot be taken back; empty if it was."""
+    later = _settled_later(tx, duty, letter)
+    if later is not None:
+        return f"a later event of its lane is settled already (position {later})"
+    values = {"id": letter.id, "rev": control.rev, "now": now}
+    changed = tx.sql.run("letter_reopen", values)
+    return "" if changed else f"it changed since it was asked for: it is {letter.state} now (revision {letter.rev})"
+
+
+def _settled_later(tx: StoreTx, duty: Duty, letter: LetterRow) -> int | None:
+    """The first later event of the lane that is settled other than by a discard: nothing may be applied before it."""
+    if letter.lane is None:
+        return None
+    subscription, position = duty.subscription, letter.position
+    asked = Asked(tx.progress.filters(duty.id))
+    skipped = [(row[0], row[1]) for row in tx.sql.all("range_all", {"subscription": duty.id})]
+    plain = subscription.key_by is None and subscription.order == "key"
+    query = "settled_after_of_key" if plain else "settled_after"
+    while True:
+        values = {
+            "subscription": duty.id, "log": duty.log_id, "key": letter.lane, "position": position,
+            "progress": duty.window.position, "limit": SCAN_MAX,
+        }  # fmt: skip
+        rows = tx.sql.all(query, values)
+        for row in rows:
+            position = row[0]
+            event = from_row(row, duty.engine.types)
+            if not asked.wants(position, event.type) or any(above < position <= upto for above, upto in skipped):
+                continue
+            key, outcome = find_key(subscription.key_of, event)
+            if outcome is None and subscription.lane_of(key) == letter.lane:
+                return int(position)
+        if len(rows) < SCAN_MAX:
+            return None
