@@ -16,6 +16,7 @@ from redrive.errors import StoreError
 from redrive.observe import signals as sig
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
+from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
 from redrive.runner.handle import Handling, Round
 from redrive.runner.project import Projector
@@ -143,6 +144,8 @@ class HandlerLoop(Loop):
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
             asked = bool(group or result.letters or taken)
+        if self.duty.controls and not self.stopping:
+            await self.bridge.run(lambda: perform(self.duty, self.desk.busy))
         await self._hand_out()
         if self.work.halt:
             raise StoreError(self.work.halt)

@@ -19,6 +19,7 @@ from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
 from redrive.runner.call import attempt, attempt_each, outcome_of
+from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision
 from redrive.store.port import StoreTx
@@ -71,6 +72,8 @@ class Projector:
         duty = self.duty
         with duty.engine.store.reading() as tx:
             duty.refresh(tx)
+        if duty.controls:
+            perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
         if duty.paused:
             return turn
         due = duty.lanes.take_due(duty.engine.env.clock.now(), 1 if duty.suspects else LETTERS_MAX)
