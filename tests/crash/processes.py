@@ -67,8 +67,8 @@ class Child:
 
     @property
     def said(self) -> str:
-        """What it wrote to stderr."""
-        return self.stderr.read_text("utf-8", "replace") if self.stderr.exists() else ""
+        """The end of what it and its siblings wrote to stderr."""
+        return self.stderr.read_text("utf-8", "replace")[-2000:] if self.stderr.exists() else ""
 
 
 class Zygote:

@@ -92,7 +92,7 @@ def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 
             return out.Unkeyed(describe(error, limit))
         case VersionConflict():
             return out.Conflicted(error, describe(error, limit), reruns)
-        case SystemExit() | KeyboardInterrupt() | GeneratorExit():
+        case SystemExit() | KeyboardInterrupt():
             return out.STOPPED
         case _ if is_the_world(error):
             return out.StoreDown(error)

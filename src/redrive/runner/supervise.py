@@ -89,6 +89,8 @@ class Supervisor:
                 await self._quietly(lambda duty=loop.duty: leases.excuse(duty))
         if keepers:
             await asyncio.wait(keepers, timeout=self.engine.settings.stop_timeout)
+        for loop in self.loops.values():
+            loop.abandoned = True
 
     async def _wait_idle(self) -> None:
         while not self._all_idle() and not self.stopping:
