@@ -15,6 +15,20 @@ from redrive.testing import Harness
 Start = Callable[..., Harness]
 
 
+class CheckedHarness(Harness):
+    """At the end of every test the books must balance: each event has exactly one fate, and no lane was overtaken."""
+
+    tampered = False  # set by tests that change the store behind the engine's back
+
+    def close(self) -> None:
+        wrong = []
+        if not self.tampered and not self._loop.is_closed():
+            self.fault = None
+            wrong = [verdict for verdict in self.app.operate().verify() if not verdict.sound]
+        super().close()
+        assert not wrong, wrong
+
+
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[App]:
     """An app as a module would declare it."""
@@ -29,7 +43,7 @@ def start() -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(app: App, *arguments: Any, **options: Any) -> Harness:
-            return stack.enter_context(Harness(app, *arguments, **options))
+            return stack.enter_context(CheckedHarness(app, *arguments, **options))
 
         yield begin
 

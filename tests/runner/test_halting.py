@@ -204,6 +204,7 @@ def test_a_letter_whose_event_is_gone_halts_and_says_which(app: App, harness: Ha
     harness.append("orders", "order.placed", 1, key="y")
     harness.append("orders", "order.placed", 2, key="a")
     harness.run_until_idle()
+    harness.tampered = True  # type: ignore[attr-defined]
     with app.transaction() as tx:
         tx.execute("DELETE FROM redrive_events WHERE position = 1")
     harness.advance("2m")

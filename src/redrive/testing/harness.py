@@ -11,7 +11,7 @@ import contextvars
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -26,6 +26,7 @@ from redrive.errors import UsageError
 from redrive.event import Event
 from redrive.observe.signals import Signal, Signals
 from redrive.policy.letters import State
+from redrive.replay.deed import Receipt
 from redrive.runner.supervise import Supervisor
 from redrive.runtime import store_path
 from redrive.settings import Settings
@@ -134,6 +135,14 @@ class Harness(AbstractContextManager["Harness"]):
                     found += page
                     page = tx.letters.page(one, None, page[-1].id, 1000)
         return sorted(found, key=lambda letter: (letter.position, letter.id))
+
+    def replay(self, letters: Iterable[int | LetterRow] | None = None) -> Receipt:
+        """Send dead letters round once more, the heads of all lanes unless some are named, and run."""
+        desk = self.app.operate("a test").letters
+        chosen = [letter for letter, _ in desk.heads(limit=1000)] if letters is None else list(letters)
+        receipt = desk.replay(chosen, "a test asked for it")
+        self.run_until_idle()
+        return receipt
 
     @property
     def halted(self) -> dict[str, str]:

@@ -1,0 +1,196 @@
+"""Signals and log lines: every fact the engine knows is told, and listening can do no harm."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App, Reject, StoreError, no_retry, retry, rules
+from redrive.observe import signals as sig
+from redrive.observe.logs import JsonFormatter, LogListener
+from redrive.settings import Settings
+from redrive.testing import Harness
+from redrive.testing.fakes import FakeEnv
+
+
+def seen(harness: Harness, kind: type[sig.Signal]) -> list[Any]:
+    return [signal for signal in harness.signals if isinstance(signal, kind)]
+
+
+def declare_troubles(app: App) -> None:
+    """A handler whose events fail in every way."""
+
+    @app.on(
+        app.log("orders"),
+        start="first",
+        retry=retry(attempts=2, wait="1s", jitter=0),
+        letters=rules(discard="drop.*", keep_if=lambda letter: letter.broken),
+    )
+    def charge(event, ctx):
+        match event.type:
+            case "fails.twice":
+                raise OSError("secret of the payload is not here")
+            case "fails.once" if ctx.attempt == 1:
+                raise OSError("once")
+            case "drop.me":
+                raise Reject("no")
+
+
+def test_every_signal_is_told_by_something_that_happens(app: App, start: Any) -> None:
+    harness = start(app, settings=Settings(lane_max=2, window_max=2, settle_max=2, lease=9.0, poll_min=9.0, poll_max=9.0))
+    declare_troubles(app)
+
+    for kind, key in [("fine", "a"), ("fails.twice", "b"), ("fine", "b"), ("fails.once", "c"), ("drop.me", "d")]:
+        harness.append("orders", kind, {"secret": 1}, key=key)
+    for _ in range(3):
+        harness.append("orders", "fine", key="b")
+    harness.advance("3m")
+    harness.replay()
+    harness.fault = StoreError("gone")
+    harness.advance("1m")
+    harness.fault = None
+    harness.advance("1m")
+
+    rival_app = App("/nonexistent/rival.db")
+    declare_troubles(rival_app)
+    rival = start(rival_app, harness.path, env=FakeEnv(harness.clock, owner="rival-1"))
+    rival.env.dead.add(harness.env.owner)
+    rival.run_until_idle()
+    harness.append("orders", "fine", key="z")
+    harness.run_until_idle()
+    rival.restart()
+    told = {type(signal) for one in (harness, rival) for signal in one.signals}
+    told.add(sig.HandlerStuck)  # it takes a real thread: see test_overrunning
+    assert [kind.__name__ for kind in sig.ALL if kind not in told] == []
+
+
+def test_the_list_of_signals_is_complete() -> None:
+    def heirs(kind: type) -> Iterator[type]:
+        for heir in kind.__subclasses__():
+            yield heir
+            yield from heirs(heir)
+
+    # By name: a dataclass with slots is made twice.
+    assert {kind.__name__ for kind in heirs(sig.Signal)} - {"Failing"} == {kind.__name__ for kind in sig.ALL}
+
+
+def test_no_signal_carries_a_payload(app: App, harness: Harness) -> None:
+    declare_troubles(app)
+    for kind in ("fine", "fails.twice", "drop.me"):
+        harness.append("orders", kind, {"card": "4111-1111"}, key=kind, headers={"token": "4111-1111"})
+    harness.advance("1m")
+    assert "4111" not in repr(harness.signals)
+
+
+def test_what_a_settling_did_is_told_after_it_is_committed(app: App, harness: Harness) -> None:
+    positions = []
+
+    @app.listen
+    def listen(signals: Any) -> None:
+        for signal in signals:
+            if isinstance(signal, sig.Settled):
+                positions.append((signal.position, *harness.query("SELECT position FROM redrive_progress")))
+
+    app.runtime.signals.listen(listen)
+    app.on(app.log("orders"), start="first", name="see")(lambda event, ctx: None)
+    for _ in range(3):
+        harness.append("orders", "fine")
+    harness.run_until_idle()
+    assert positions
+    assert all(told == stored for told, (stored,) in positions)
+
+
+def test_a_listener_that_raises_harms_nobody(app: App, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(signals: Any) -> None:
+        raise ValueError("the listener is broken")
+
+    app.runtime.signals.listen(broken)
+    done = []
+    app.on(app.log("orders"), start="first", name="see")(lambda event, ctx: done.append(event.data))
+    for number in range(3):
+        harness.append("orders", "fine", number)
+    harness.run_until_idle()
+    assert done == [0, 1, 2]
+    assert "the listener is broken" in caplog.text
+
+
+def test_a_listener_that_blocks_harms_nobody(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "real.db"))
+    release, done = threading.Event(), []
+
+    @app.listen
+    def blocks(signals: Any) -> None:
+        release.wait(30)
+
+    app.on(app.log("orders"), start="first", name="see")(lambda event, ctx: done.append(event.data))
+    for number in range(100):
+        app.log("orders").append("fine", number)
+    app.run(until_idle=True)
+    release.set()
+    assert done == list(range(100))
+    app.close()
+
+
+def test_a_listener_that_is_too_slow_loses_signals_and_they_are_counted() -> None:
+    signals, release = sig.Signals(), threading.Event()
+    heard: list[sig.Signal] = []
+    changed = threading.Condition()
+
+    def slow(batch: Any) -> None:
+        release.wait(30)
+        with changed:
+            heard.extend(batch)
+            changed.notify()
+
+    signals.listen(slow)
+    for number in range(sig.QUEUE_MAX + 50):
+        signals.tell([sig.Appended("orders", 1, number)])
+    assert 40 <= signals.dropped <= 50
+    release.set()
+    with changed:
+        assert changed.wait_for(lambda: len(heard) + signals.dropped == sig.QUEUE_MAX + 50, timeout=30)
+
+
+def test_a_failure_is_a_json_line_without_its_payload(app: App, harness: Harness) -> None:
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("redrive")
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    try:
+        app.runtime.signals.listen(LogListener())
+
+        @app.on(app.log("orders"), start="first", retry=no_retry)
+        def charge(event, ctx):
+            raise OSError("two\nlines")
+
+        event = harness.append("orders", "order.placed", {"card": "4111-1111"}, key="a")
+        harness.run_until_idle()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert "4111" not in out.getvalue()
+    [buried] = [line for line in lines if line.get("signal") == "buried"]
+    assert (buried["level"], buried["event_id"], buried["subscription"]) == ("error", event.id, "charge")
+    assert buried["error_message"] == "two\nlines"
+    assert {"time", "level", "logger", "reason", "attempt", "fingerprint", "letter"} <= set(buried)
+    assert "lease.taken" in {line.get("signal") for line in lines}
+
+
+def test_every_signal_can_be_a_log_line() -> None:
+    for kind in sig.ALL:
+        values = {name: 1.5 if "float" in str(hint) else "text" for name, hint in kind.__init__.__annotations__.items()}
+        values.pop("return", None)
+        record = logging.makeLogRecord({"msg": "x", "levelname": "INFO", "redrive": asdict(kind(**values))})
+        assert json.loads(JsonFormatter().format(record))["level"] == "info"
