@@ -54,9 +54,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None  # path or URL of the store; a relative path starts at the working directory
     profile: Profile = "development"  # which [profiles.NAME] table is laid over the rest of the file
     lease: Lease = duration("10s")  # how long a silent owner keeps a subscription; also the longest take-over
-    batch_max: Count = 500  # events a projection applies per transaction; beyond it commits cost next to nothing
+    batch_max: Count = 1_000  # events a projection applies per transaction; beyond it commits cost next to nothing
     batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
-    window_max: Count = 1_000  # events per subscription read and not yet settled; bounds memory and crash re-runs
+    window_max: Count = 2_000  # events per subscription read and not yet settled; bounds memory and crash re-runs
     lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk
     poll_min: Seconds = duration("1ms")  # how soon to look for another process's events while there are many
     poll_max: Seconds = duration("25ms")  # the same when idle; shorter would cost over one percent of a core

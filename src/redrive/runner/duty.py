@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from redrive.clock import Env
 from redrive.context import Effects, Emitter
 from redrive.errors import Fenced, Halted
@@ -25,6 +27,7 @@ from redrive.settings import Settings
 from redrive.store.identity import identity
 from redrive.store.letters import WAS_OPEN
 from redrive.store.port import StoreTx, Subscribed
+from redrive.store.sql import Row
 from redrive.subscription import Subscription
 from redrive.types import EventTypes
 
@@ -47,23 +50,24 @@ class Engine:
     worker: str
 
 
-class Work:
-    """One event on its way through one attempt."""
+class Work(msgspec.Struct, eq=False):
+    """One event on its way through one attempt. A Struct, because one is made per event."""
 
-    __slots__ = (
-        "alone", "attempt", "chained", "ctx", "effects", "event", "follow", "head", "key", "lane", "outcome",
-        "position", "reruns", "started", "timed_out",
-    )  # fmt: skip
-
-    def __init__(self, event: Event[Any] | None, position: int, key: str | None, lane: str | None, head: Head | None):
-        self.event, self.position, self.key, self.lane, self.head = event, position, key, lane, head
-        self.attempt = 1 if head is None else head.attempts + 1
-        self.reruns = 0
-        self.outcome: Outcome | None = None
-        self.effects: Effects | None = None
-        self.ctx: Any = None
-        self.started = 0.0
-        self.timed_out = self.follow = self.alone = self.chained = False
+    event: Event[Any] | None
+    position: int
+    key: str | None
+    lane: str | None
+    head: Head | None  # the letter, if it is one
+    attempt: int = 1
+    reruns: int = 0
+    outcome: Outcome | None = None
+    effects: Effects | None = None
+    ctx: Any = None
+    started: float = 0.0
+    timed_out: bool = False
+    follow: bool = False  # queue behind the head of the lane
+    chained: bool = False  # one of several followers; the last one frees the lane
+    alone: bool = False  # runs behind an in-flight mark
 
 
 class Duty:
@@ -177,6 +181,13 @@ class Duty:
         if len(self.states) >= STATES_MAX and key not in self.states:
             self.states.pop(next(iter(self.states)))
         self.states[key] = state
+
+    def events(self, rows: list[Row]) -> list[Event[Any]]:
+        """The events of many rows."""
+        types = self.engine.types
+        if self.edits:
+            return [self.event(row) for row in rows]
+        return [Event(*row, types) for row in rows]  # type: ignore[call-arg]
 
     def event(self, row: Any) -> Event[Any]:
         """The event of a row, with the latest edit of its data if a rebuild meets one again."""

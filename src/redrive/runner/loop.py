@@ -22,9 +22,9 @@ from redrive.runner.handle import Handling, Round
 from redrive.runner.project import Projector
 from redrive.runner.wake import Wake
 
-SETTLE_AT = 256  # outcomes worth a commit of their own while there is more to call
+SETTLE_AT = 500  # outcomes worth a commit of their own while there is more to call
 SETTLE_AFTER = 0.005  # seconds an outcome may wait for company
-YIELD_EVERY = 64  # calls between two turns of the event loop: others want to run too
+YIELD_EVERY = 256  # calls between two turns of the event loop: others want to run too
 
 
 class Loop:
@@ -33,6 +33,7 @@ class Loop:
     def __init__(self, duty: Duty, bridge: Bridge, wake: Wake) -> None:
         self.duty, self.bridge, self.wake = duty, bridge, wake
         self.stopping = False
+        self.abandoned = False  # a stop has waited long enough: nobody waits for what still runs
         self.idle = False
         self.on_idle: Callable[[], None] = lambda: None
         self._renew_at = 0.0
@@ -197,6 +198,8 @@ class HandlerLoop(Loop):
         self._delayed.pop(work, None)
         if work.key is not None:
             self.duty.states.pop(work.key, None)
+        if work.event is not None:
+            work.event.forget()  # the function must not see its own changes
         self.desk.ready.append(work)
         self.wake.ring()
 
@@ -307,23 +310,19 @@ class TaskStaff(Staff):
         """Until nothing is ready; started again when there is."""
         me = asyncio.current_task()
         assert me is not None
+        tasks, call, next_work, done = self._tasks, self._call, self.next, self.done
         called = 0
-        while (work := self.next()) is not None:
-            self._tasks[me] = work
+        while (work := next_work()) is not None:
+            tasks[me] = work
             try:
-                await self._call(work)
-            except asyncio.CancelledError:
-                if work.timed_out:
-                    me.uncancel()
-                    self.loop.work.finish(work, None)
-                else:
-                    self.desk.running.discard(work)
-                    raise
-            else:
-                if work.timed_out and me.cancelling():
-                    me.uncancel()
-            self._tasks[me] = None
-            self.done(work)
+                await call(work)
+            except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
+                self.desk.running.discard(work)
+                raise
+            if work.timed_out and me.cancelling():
+                me.uncancel()
+            tasks[me] = None
+            done(work)
             called += 1
             if called % YIELD_EVERY == 0 or self.is_time(work.started):
                 self.ring_if_worth(work.started)
@@ -388,5 +387,5 @@ class ThreadStaff(Staff):
         """Wait for those that still run: their keys are busy, and nobody may take the events up before."""
         for _ in self._threads:
             self._calls.put(False)
-        while any(thread.is_alive() for thread in self._threads):
+        while any(thread.is_alive() for thread in self._threads) and not self.loop.abandoned:
             await asyncio.sleep(0.005)

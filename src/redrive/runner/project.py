@@ -6,7 +6,7 @@ STRIDE events bounds what one failure costs. All of it runs where writing happen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,16 +42,27 @@ class Turn:
 
 @dataclass(slots=True)
 class Batch:
-    """Events to apply in order. `works` has those that are more than an event: a computed key, a known fate."""
+    """Rows to apply in order. Events are made a stride at a time: objects that die young cost little."""
 
-    events: list[Event[Any]]
-    works: dict[int, Work]
+    rows: list[Row]
     last: int  # everything read up to this position is in the batch, settled, or not asked for
+    alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
 
-    def work(self, event: Event[Any], duty: Duty) -> Work:
-        """The work of one event."""
-        found = self.works.get(event.position)
-        return found or Work(event, event.position, event.key, duty.subscription.lane_of(event.key), None)
+
+@dataclass(slots=True)
+class Span:
+    """A piece of a batch between two savepoints."""
+
+    run: list[Event[Any]]  # to be called
+    follow: list[Work]  # to queue behind a head
+    end: int  # index of the first row behind it
+    failed: Work | None = None  # the event at `end`, if it failed
+
+    def cut(self, failed: Work, end: int) -> None:
+        """This one failed: only what lies before it stays."""
+        self.run = [event for event in self.run if event.position < failed.position]
+        self.follow = [work for work in self.follow if work.position < failed.position]
+        self.failed, self.end = failed, end
 
 
 class Projector:
@@ -60,8 +71,8 @@ class Projector:
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
         self._reruns: dict[int, int] = {}
-        self._batch: Batch | None = None
-        self._ordinal = 0  # emissions of the event being applied
+        self._emitted: Event[Any] | None = None  # the event of the last emission in this run, and its number
+        self._ordinal = 0
         self._settling: Settling | None = None
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
@@ -101,11 +112,11 @@ class Projector:
 
     def _take_in(self, turn: Turn) -> None:
         duty = self.duty
-        batch = self._batch = self._read(turn)
+        batch = self._read()
         if batch.last == duty.window.position:
             return
         hit("batch.read")
-        if batch.events:
+        if batch.rows:
             self._take_care(batch)
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
@@ -118,108 +129,119 @@ class Projector:
                 duty.load_lanes(tx, settling.fresh_version)
             ran = self._apply(tx, settling, batch, turn, started)
             hit("batch.called")
-            if ran < len(batch.events):  # cut short: what follows is read again
-                batch.last = batch.events[ran - 1].position if ran else duty.window.position
+            if ran < len(batch.rows):  # cut short: what follows is read again
+                batch.last = batch.rows[ran - 1][0] if ran else duty.window.position
             settling.finish(duty.window.pass_to(batch.last))
             hit("batch.before_commit")
         hit("batch.committed")
         self._after(settling, started)
         turn.settled += ran
 
-    def _read(self, turn: Turn) -> Batch:
-        """The next events, as far as the filter asks for them and their lanes have room."""
+    def _read(self) -> Batch:
+        """The next rows that the filter asks for."""
         duty = self.duty
-        subscription, settings, position = duty.subscription, duty.engine.settings, duty.window.position
+        subscription, position = duty.subscription, duty.window.position
         with duty.engine.store.reading() as tx:
             duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
-            rows: list[Row] = tx.logs.after(duty.log_id, position, settings.batch_max)
-        batch = Batch([], {}, rows[-1][0] if rows else position)
-        if duty.subscription.types or duty.window.has_done():
-            wants, is_done = subscription.wants, duty.window.is_done
-            rows = [row for row in rows if wants(row[2]) and not is_done(row[0])]
-        batch.events = events = [duty.event(row) for row in rows]
-        if subscription.key_by is not None:
-            batch.works = {event.position: duty.work(event) for event in events}
-        if duty.lanes:
-            for index, event in enumerate(events):
-                lane = batch.work(event, duty).lane
-                if duty.lanes.size(lane) >= settings.lane_max:
-                    turn.lane_full = lane or ""
-                    del events[index:]
-                    batch.last = events[-1].position if events else position
-                    break
+            rows: list[Row] = tx.logs.after(duty.log_id, position, duty.engine.settings.batch_max)
+        batch = Batch(rows, rows[-1][0] if rows else position)
+        if not all(map(subscription.wants, {row[2] for row in rows})):
+            batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
+        if duty.window.has_done():
+            batch.rows = [row for row in batch.rows if not duty.window.is_done(row[0])]
         return batch
 
     def _take_care(self, batch: Batch) -> None:
         """After a crash what may have caused it runs alone, behind a mark."""
-        duty, first = self.duty, batch.events[0]
-        work = batch.work(first, duty)
-        if duty.needs_care(work):
-            duty.mark_alone(work)
-            del batch.events[1:]
-            batch.works, batch.last = {first.position: work}, first.position
+        duty = self.duty
+        if batch.rows[0][0] <= duty.horizon:
+            batch.alone = duty.work(duty.event(batch.rows[0]))
+            duty.mark_alone(batch.alone)
+            del batch.rows[1:]
+            batch.last = batch.rows[0][0]
 
     def _apply(self, tx: StoreTx, settling: Settling, batch: Batch, turn: Turn, started: float) -> int:
-        """Run the functions; returns how many events have their fate written."""
-        if self.duty.subscription.batch and self._apply_list(tx, settling, batch):
-            return len(batch.events)
-        duty, events = self.duty, batch.events
+        """Run the functions; returns how many rows have their fate written."""
+        duty = self.duty
+        if duty.subscription.batch and self._apply_list(tx, settling, batch):
+            return len(batch.rows)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
         user, done = Tx(tx.connection, self._emit), 0
-        while done < len(events):
-            if duty.lanes or batch.works or settling.parking:  # somebody is not to be called: one at a time
-                if not self._apply_one(tx, settling, user, batch.work(events[done], duty), turn):
+        while done < len(batch.rows) and not turn.lane_full:
+            span = self._span(batch, done, settling, turn)
+            self._run_span(tx, user, span, batch, done)
+            if batch.alone is not None and span.run:
+                settling.commit(batch.alone)
+            else:
+                settling.commit_all(span.run)
+            for follower in span.follow:
+                settling.follow(follower)
+            done = span.end
+            if span.failed is not None:
+                if not self._settle_bad(settling, span.failed, turn):
                     return done
                 done += 1
-            else:
-                stride = events[done : done + STRIDE]
-                tx.savepoint()
-                good, error = attempt_each(self._one, stride, user)
-                failed = error
-                while error is not None:  # what succeeded once may fail the second time
-                    self._unless_the_world(error)
-                    tx.undo()
-                    failed, stride = error, stride[:good]
-                    for event in stride:  # the function must not see its own changes
-                        event.forget()
-                    good, error = attempt_each(self._one, stride, user)
-                tx.keep()
-                settling.commit_all(stride)
-                done += len(stride)
-                if failed is not None:
-                    work = batch.work(events[done], duty)
-                    work.outcome = self._outcome(work, failed)
-                    if not self._settle_bad(settling, work, turn):
-                        return done
-                    done += 1
-            if duty.subscription.order == "total" and settling.parking:
-                return done
+                if duty.subscription.order == "total" and settling.parking:
+                    return done
             if clock.monotonic() - started > limit:
                 return done
         return done
 
-    def _one(self, event: Event[Any], user: Tx) -> None:
-        self._ordinal = 0
-        self._function([event] if self.duty.subscription.batch else event, user)
+    def _span(self, batch: Batch, start: int, settling: Settling, turn: Turn) -> Span:
+        """The next events up to a stride of calls: which to call, which queue behind a head."""
+        duty = self.duty
+        parked, parking = duty.lanes.names, settling.parking
+        rows = batch.rows[start : start + STRIDE]
+        events = duty.events(rows)
+        if not (parked or parking or duty.subscription.key_by or batch.alone):  # the ordinary case, quickly
+            return Span(events, [], start + len(events))
+        span = Span([], [], start)
+        for event in events:
+            work = batch.alone or duty.work(event)
+            if work.lane is not None and (work.lane in parked or work.lane in parking):
+                if duty.lanes.size(work.lane) + parking.get(work.lane, 0) >= duty.engine.settings.lane_max:
+                    turn.lane_full = work.lane
+                    break
+                span.follow.append(work)
+            elif work.outcome is not None:  # no key, or its crashes are over: it is the one that fails
+                span.failed = work
+                break
+            else:
+                span.run.append(event)
+            span.end += 1
+        return span
 
-    def _apply_one(self, tx: StoreTx, settling: Settling, user: Tx, work: Work, turn: Turn) -> bool:
-        """One event by itself: it may have to queue, its fate may be known already, or its neighbours failed."""
-        if work.lane in self.duty.lanes.names or work.lane in settling.parking:
-            settling.follow(work)
-            return True
+    def _run_span(self, tx: StoreTx, user: Tx, span: Span, batch: Batch, start: int) -> None:
+        """Call the function for each; if one fails, only what came before it stays in the span."""
+        if not span.run:
+            return
+        duty = self.duty
+        function = self._as_list if duty.subscription.batch else self._function
         tx.savepoint()
-        good = self._call(user, work)
-        if not good:
+        self._emitted = None
+        good, error = attempt_each(function, span.run, user)
+        while error is not None:  # what succeeded once may fail the second time
             tx.undo()
+            event = span.run[good]
+            work = batch.alone or duty.work(event)
+            work.outcome = self._outcome(work, error)
+            at = next(n for n in range(start, span.end) if batch.rows[n][0] == event.position)
+            span.cut(work, at)
+            for again in span.run:  # the function must not see its own changes
+                again.forget()
+            self._emitted = None
+            good, error = attempt_each(function, span.run, user)
         tx.keep()
-        return settling.commit(work) if good else self._settle_bad(settling, work, turn)
+
+    def _as_list(self, event: Event[Any], user: Tx) -> None:
+        self._function([event], user)
 
     def _call(self, user: Tx, work: Work) -> bool:
         """One call of the function; its outcome is in the work."""
         if work.outcome is not None:
             return False  # no key, or its crashes are over
-        user.event = work.event
-        error = attempt(self._one, work.event, user)
+        user.event, self._emitted = work.event, None
+        error = attempt(self._as_list if self.duty.subscription.batch else self._function, work.event, user)
         work.outcome = out.APPLIED if error is None else self._outcome(work, error)
         return error is None
 
@@ -255,39 +277,36 @@ class Projector:
         return settling.write(work, action)
 
     def _apply_list(self, tx: StoreTx, settling: Settling, batch: Batch) -> bool:
-        """batch=True: the whole list at once. False: it failed, and each event must run by itself."""
-        events, parked = batch.events, self.duty.lanes.names
-        if not events or any(work.outcome is not None for work in batch.works.values()):
-            return not events
-        if events[0].position <= settling.quiet_until and not all(settling.is_quiet(one.position) for one in events):
-            return False  # a rebuild: the emissions of some are to be left out, those of others not
-        held = self._held(batch, parked)
-        runnable = [event for event in events if event.position not in held] if held else events
-        tx.savepoint()
-        error = None
-        if runnable:
-            user = Tx(tx.connection, self._emit)
-            user.event, self._ordinal = runnable[0], 0
-            error = attempt(self._function, runnable, user)
-        if error is not None:
-            self._outcome(batch.work(events[0], self.duty), error)  # the world's fault ends the transaction here
-            tx.undo()
-            tx.keep()
-            for event in runnable:
-                event.forget()
+        """batch=True: the whole list at once. False: each event must run by itself."""
+        duty = self.duty
+        events, followers = duty.events(batch.rows), []
+        if batch.alone is not None:
             return False
-        tx.keep()
-        settling.commit_all(runnable)
-        for work in held.values():
+        if duty.lanes or duty.subscription.key_by is not None:
+            works = [duty.work(event) for event in events]
+            followers = [work for work in works if work.lane in duty.lanes.names]
+            held = {work.position for work in followers}
+            full = any(duty.lanes.size(w.lane) + len(held) > duty.engine.settings.lane_max for w in followers)
+            if full or any(work.outcome is not None for work in works):
+                return False
+            events = [event for event in events if event.position not in held]
+        if events and not self._call_list(tx, events):
+            return False
+        settling.commit_all(events)
+        for work in followers:
             settling.follow(work)
         return True
 
-    def _held(self, batch: Batch, parked: Mapping[str, Head]) -> dict[int, Work]:
-        """Events whose lane has a head, by position."""
-        if not parked:
-            return {}
-        works = (batch.work(event, self.duty) for event in batch.events)
-        return {work.position: work for work in works if work.lane in parked}
+    def _call_list(self, tx: StoreTx, events: list[Event[Any]]) -> bool:
+        user = Tx(tx.connection, self._emit)
+        user.event, self._emitted = events[0], None
+        tx.savepoint()
+        error = attempt(self._function, events, user)
+        if error is not None:
+            self._outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
+            tx.undo()
+        tx.keep()
+        return error is None
 
     # ------------------------------------------------------------ letters
 
@@ -356,10 +375,11 @@ class Projector:
         if key is SAME_KEY and duty.subscription.batch:
             raise UsageError("emit in a batch=True projection needs key=: a list of events has no key of its own")
         chosen = duty.work(event).key if key is SAME_KEY else key
+        self._ordinal = self._ordinal + 1 if self._emitted is event else 0
+        self._emitted = event
         emission = duty.emitter.make(
             event, self._ordinal, log, type, data, key=chosen, headers=headers, expected_version=expected_version
         )
-        self._ordinal += 1
         self._settling.emit(event.position, emission)
 
     def _after(self, settling: Settling, started: float) -> None:

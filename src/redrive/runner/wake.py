@@ -13,6 +13,7 @@ class Wake:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.is_waited_for = False
 
     @property
     def pending(self) -> bool:
@@ -29,19 +30,23 @@ class Wake:
             handle = None
             if seconds is not None:
                 handle = asyncio.get_running_loop().call_later(seconds, self._event.set)
+            self.is_waited_for = True
             try:
                 await self._event.wait()
             finally:
+                self.is_waited_for = False
                 if handle is not None:
                     handle.cancel()
         self._event.clear()
 
 
 async def poll(changed: Callable[[], bool], wakes: Callable[[], Iterable[Wake]], low: float, high: float) -> None:
-    """Look for commits of other processes: often while there are some, seldom when idle."""
+    """Look for commits of other processes: often while there are some, seldom when idle, never while all are busy."""
     pause = low
     while True:
         await asyncio.sleep(pause)
+        if not any(wake.is_waited_for for wake in wakes()):  # whoever works looks for itself
+            continue
         try:
             news = changed()
         except StoreError:
