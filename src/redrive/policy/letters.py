@@ -46,19 +46,21 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.RETRYING, Verb.APPLIED): State.APPLIED,
     (State.RETRYING, Verb.IGNORED): State.DISCARDED,  # settled without effects; `resolved_by` tells who asked for that
     (State.RETRYING, Verb.DISCARDED): State.DISCARDED,
-    (State.RETRYING, Verb.RESOLVED): State.APPLIED,
+    (State.RETRYING, Verb.RESOLVED): State.DISCARDED,  # we applied nothing; `resolved_by` tells that somebody did
     (State.RETRYING, Verb.EDITED): State.RETRYING,
     (State.RETRYING, Verb.SUPERSEDED): State.SUPERSEDED,
     # A replay is not an attempt by itself: it makes the letter due, and the loop takes it from there.
     (State.DEAD, Verb.REPLAYED): State.RETRYING,
     (State.DEAD, Verb.DISCARDED): State.DISCARDED,
-    (State.DEAD, Verb.RESOLVED): State.APPLIED,
+    (State.DEAD, Verb.RESOLVED): State.DISCARDED,
     (State.DEAD, Verb.EDITED): State.DEAD,
     (State.DEAD, Verb.SUPERSEDED): State.SUPERSEDED,
     # A discard can be taken back, and then goes round like a replay. What was applied cannot: twice is not once.
     (State.DISCARDED, Verb.REOPENED): State.RETRYING,
-    # Going back undoes what was applied, so that it can be applied again; a discard is somebody's word and stays.
+    # Going back undoes what was applied, so that it can be applied again. A discard is somebody's word and stays,
+    # except where that somebody was the function itself: it is asked again.
     (State.APPLIED, Verb.SUPERSEDED): State.SUPERSEDED,
+    (State.DISCARDED, Verb.SUPERSEDED): State.SUPERSEDED,
 }
 
 
