@@ -38,7 +38,7 @@ def perform(duty: Duty, busy: Busy) -> None:
     """Answer what was asked, except where the lane is busy: that waits. Runs where writing happens."""
     with duty.engine.store.reading() as tx:
         asked = [(control, tx.letters.get(control.letter)) for control in map(Control._make, tx.books.asked(duty.id))]
-    ready = [control for control, letter in asked if letter is None or not busy(letter.lane, letter.id)]
+    ready = [control for control, letter in asked if letter is None or _is_idle(duty, letter, busy)]
     for control in ready:
         _answer(duty, control)
     if not ready:
@@ -48,6 +48,11 @@ def perform(duty: Duty, busy: Busy) -> None:
         if row.epoch != duty.epoch:
             raise Fenced(f"{duty.subscription.name}: epoch {duty.epoch} is over, {row.epoch} rules")
         duty.load_lanes(tx, row.parked_version)
+
+
+def _is_idle(duty: Duty, letter: LetterRow, busy: Busy) -> bool:
+    """Nothing of the lane runs, and nothing before the letter is still to come, as it is early in a rebuild."""
+    return letter.position <= duty.window.position and not busy(letter.lane, letter.id)
 
 
 def _answer(duty: Duty, control: Control) -> None:

@@ -306,7 +306,7 @@ class Handling:
         timeout = self.duty.subscription.timeout
         if timeout is None:
             return []
-        late = [work for work in list(self.desk.running) if not work.timed_out and now - work.started >= timeout]
+        late = [work for work in list(self.desk.running) if not work.timed_out and now >= work.started + timeout]
         for work in late:
             work.timed_out = True
             if work.ctx is not None:
