@@ -93,7 +93,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _NoSelector(self.clock)
         super().__init__(selector)
         selector.explain = self._who_waits
-        self._clock_resolution = 0.0  # a timer that fires early without time passing could do so for ever
+        self._clock_resolution = 1e-9  # rounding must never leave a timer a hair before its time
 
     def time(self) -> float:
         return self.clock.monotonic()
