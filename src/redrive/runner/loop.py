@@ -140,11 +140,11 @@ class HandlerLoop(Loop):
         group = self._take_outbox()
         room = 0 if self.stopping else self.work.room()
         due = [] if self.stopping else self._take_due()
-        asked = bool(group or due or room)
-        if asked or self.duty.window.plan(()).prefix != self.duty.window.position:
+        paused, asked = self.duty.paused, bool(group or due or room)
+        if asked or paused or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
-            asked = bool(group or result.letters or taken)
+            asked = bool(group or result.letters or taken) or (paused and not self.duty.paused)
         if self.duty.controls and not self.stopping:
             await self.bridge.run(lambda: perform(self.duty, self.desk.busy))
         await self._hand_out()
