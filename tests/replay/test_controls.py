@@ -114,7 +114,7 @@ def test_lanes_made_by_a_key_function_are_respected() -> None:
 def test_a_busy_lane_is_waited_for() -> None:
     app = App("unused.db")
     logins = app.log("logins")
-    bad, seen = True, []
+    bad, seen = True, list[int]()
 
     @app.on(logins, start="first", retry=no_retry, concurrency=4)
     async def watch(event: Event[Any], ctx: Ctx) -> None:
