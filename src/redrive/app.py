@@ -342,6 +342,13 @@ def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
     found = settings.subscriptions.get(subscription.name)
     if found is None:
         return replace(subscription, policy=policy)
+    if subscription.kind == "projection" and (found.timeout or found.concurrency):
+        raise UsageError(
+            f"settings: `subscriptions.{subscription.name}`: timeout and concurrency are for handlers; "
+            "a projection runs inside its transaction, one event after the other"
+        )
+    if subscription.order == "total" and (found.concurrency or 1) > 1:
+        raise UsageError(f"settings: `subscriptions.{subscription.name}.concurrency`: total order runs one at a time")
     given = found.retry.given()
     policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry))
     return replace(

@@ -72,6 +72,7 @@ class Runtime:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._lock = threading.Lock()  # the parent's may be held for ever in this copy
+            _leave_alone(self._store)
             self._store, self._readers = None, None
             self._env = self._env if self._given_env else None
             self.signals = self.signals.heir()
@@ -109,6 +110,14 @@ class Runtime:
                 loop.call_soon_threadsafe(wake, log)
             except RuntimeError:  # that loop is closed: nobody is running
                 self._readers = None
+
+
+def _leave_alone(inherited: SqliteStore | None) -> None:
+    """Closing a connection that came through a fork would undo what the parent is writing: it is kept for good."""
+    if inherited is not None:
+        import ctypes  # only ever in a forked child
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 def store_path(url: str | None) -> str:
