@@ -99,7 +99,6 @@ def test_what_a_settling_did_is_told_after_it_is_committed(app: App, harness: Ha
             if isinstance(signal, sig.Settled):
                 positions.append((signal.position, *harness.query("SELECT position FROM redrive_progress")))
 
-    app.runtime.signals.listen(listen)
     app.on(app.log("orders"), start="first", name="see")(lambda event, ctx: None)
     for _ in range(3):
         harness.append("orders", "fine")
