@@ -221,6 +221,7 @@ class Projector:
         self._emitted = None
         good, error = attempt_each(function, span.run, user)
         while error is not None:  # what succeeded once may fail the second time
+            self._unless_the_world(error)
             tx.undo()
             event = span.run[good]
             work = batch.alone or duty.work(event)
