@@ -34,14 +34,14 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("REDRIVE_")}
 
 
-def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, folder: Path, timeout: float = SECONDS_MAX) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [sys.executable, str(EXAMPLES / name)],
         cwd=folder,
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=SECONDS_MAX,
+        timeout=timeout,
         check=False,
     )
 
@@ -173,6 +173,27 @@ def test_the_example_for_pytest_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and re.search(r"^\d+ passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert not list(tmp_path.iterdir()), "a harness must not touch the app's own store"
+
+
+def test_the_demo_tells_its_story_without_a_terminal_and_its_sums_are_right(tmp_path: Path) -> None:
+    done = run("demo_shop.py", tmp_path, timeout=110.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    story = ["kill -9", "✗▒", "attempts_exhausted", "KeyError: 'GBP'", "replay", "✓ revenue", "✓ bank", "✓ receipts"]
+    places = [done.stdout.find(part) for part in story]
+    assert -1 not in places and places == sorted(places), done.stdout
+    assert "\x1b" not in done.stdout, "no terminal, no escapes"
+    assert not list(tmp_path.iterdir()), "it cleans up behind itself"
+
+
+def test_the_demo_notices_a_wrong_sum(tmp_path: Path) -> None:
+    demo = load("demo_shop.py")
+    placed = demo.make_orders()[1:21]  # the bank is deaf to number 0 at first, and idle does not wait for retries
+    app = demo.make_shop(tmp_path, demo.RATES)
+    app.log("orders").append_many(placed[:-1])
+    app.run(until_idle=True)
+    assert [right for _, right in demo.check(app, tmp_path, placed[:-1])] == [True, True, True]
+    assert [right for _, right in demo.check(app, tmp_path, placed)] == [False, False, False]
+    app.close()
 
 
 def shown_programs() -> list[tuple[str, str]]:
