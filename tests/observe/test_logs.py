@@ -1,10 +1,9 @@
-"""What a program that embeds an app may rely on: no handlers of ours, but nothing is silent either."""
+"""Log lines: where they go is the program's business, but nothing is silent."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from pathlib import Path
 
@@ -46,23 +45,3 @@ def test_an_embedded_app_logs_a_dead_letter_and_installs_nothing(
     app.close()
     assert handlers == [[], []]
     assert signal.getsignal(signal.SIGINT) is interrupt
-
-
-def test_an_app_that_was_used_before_a_fork_works_in_the_child(tmp_path: Path) -> None:
-    app = shop(tmp_path)
-    orders = app.log("orders")
-    orders.append("order.placed", {"by": "parent"})
-    child = os.fork()
-    if child == 0:  # only what is tested; never back into pytest
-        code = 1
-        try:
-            orders.append("order.placed", {"by": "child"})
-            app.run(until_idle=True)
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    orders.append("order.placed", {"by": "parent"})
-    assert [event.data["by"] for event in orders.read()] == ["parent", "child", "parent"]
-    assert len(app.operate("test").letters.list("dead")) == 2
-    app.close()
