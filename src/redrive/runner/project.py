@@ -7,6 +7,7 @@ STRIDE events bounds what one failure costs. All of it runs where writing happen
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,10 @@ class Span:
         self.failed, self.end = failed, end
 
 
+class _Nothing(Exception):
+    """A full lane, a re-run to wait for: roll back, because even an empty commit wakes whoever watches the file."""
+
+
 class Projector:
     """Runs one projection's turns; the writer thread calls it."""
 
@@ -97,7 +102,8 @@ class Projector:
                         duty.lanes.put(lane, head)
         blocked = duty.subscription.order == "total" and duty.lanes
         if not (turn.stopped or turn.halt or turn.rerun_after or duty.paused or blocked):
-            self._with_escalation(lambda: self._take_in(turn))
+            with suppress(_Nothing):
+                self._with_escalation(lambda: self._take_in(turn))
         return turn
 
     def _with_escalation(self, run: Callable[[], None]) -> None:
@@ -131,6 +137,8 @@ class Projector:
             hit("batch.called")
             if ran < len(batch.rows):  # cut short: what follows is read again
                 batch.last = batch.rows[ran - 1][0] if ran else duty.window.position
+            if batch.last == duty.window.position:
+                raise _Nothing
             settling.finish(duty.window.pass_to(batch.last))
             hit("batch.before_commit")
         hit("batch.committed")
