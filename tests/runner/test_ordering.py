@@ -10,7 +10,7 @@ import pytest
 from redrive import App, UsageError, no_retry, retry
 from redrive.observe import signals as sig
 from redrive.settings import Settings
-from redrive.testing import Harness
+from redrive.testing import Harness, failpoint
 
 ONE_RETRY = retry(attempts=2, wait="1m", jitter=0)
 KINDS = pytest.mark.parametrize("kind", ["projection", "handler"])
@@ -240,7 +240,7 @@ def test_a_key_stays_busy_until_its_settling_is_committed(app: App, harness: Har
     assert [n for key, n in seen if key == "b"] == [1, 2, 3, 4, 5]
 
 
-SMALL = Settings(batch_max=1, lane_max=3, window_max=3, settle_max=3, lease=1e6)
+SMALL = Settings(batch_max=1, lane_max=3, window_max=3, settle_max=3, lease=1e6, poll_min=1e6, poll_max=1e6)
 
 
 @KINDS
@@ -260,6 +260,21 @@ def test_a_full_lane_stops_intake_and_retries_go_on(app: App, start: Any, kind: 
     harness.advance("1m")
     assert [name for name in applied(harness) if name[0] == "a"] == ["a1", "a2", "a3", "a4"]
     assert "b1" in applied(harness)
+
+
+@KINDS
+def test_a_full_lane_is_waited_for_quietly(app: App, start: Any, kind: str) -> None:
+    """An empty commit would be news to our own poller, and the next turn would commit again, every millisecond."""
+    harness = start(app, settings=Settings(batch_max=1, lane_max=3, window_max=3, settle_max=3, lease=1e6))
+    log = Log(app, kind, retry=no_retry)
+    log.failing = {"a1"}
+    append(harness, "a1", "a2", "a3", "a4", "b1")
+    harness.run_until_idle()
+    harness.advance("1s")
+    place = "batch.fenced" if kind == "projection" else "round.fenced"
+    with failpoint(place, lambda: None, at=10**9) as turns:
+        harness.advance("10s")
+    assert turns.hits <= 1, "one look when the harness asks, no more"
 
 
 @KINDS
