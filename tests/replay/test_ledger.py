@@ -1,0 +1,183 @@
+"""The verifier, verified: a good database is sound, and each way to damage one is reported by name and position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redrive import App, Event, Reject, Tx, no_retry
+from redrive.replay.ledger import Verdict, verify
+from redrive.testing import Harness
+
+BALANCES, REMIND = 1, 2  # subscriptions, in the order they were registered
+
+
+@pytest.fixture
+def books(bank: Any) -> Any:
+    """A database with something of everything.
+
+    Positions of `balances`: 1 applied at intake, 2 dead, 3 its follower, 5 discarded, 6 applied after a replay,
+    7 ignored, then two that are skipped and one that is edited and dead, between emissions of the other log.
+    """
+    for account, note in [("a", ""), ("b", "poison"), ("b", ""), ("c", ""), ("d", "poison"), ("e", "late")]:
+        bank.deposit(account, 1, note)
+    bank.deposit("f", 1, "ignore")
+    bank.bad.add("late")
+    bank.run()
+    bank.bad.discard("late")
+    bank.desk.letters.discard(bank.letter("balances", 5), "stale")
+    bank.desk.letters.replay(bank.letter("balances", 6))
+    bank.run()
+    bank.desk.subscriptions.pause("balances")
+    skipped = [bank.deposit("g", 1), bank.deposit("g", 2)]
+    bank.desk.subscriptions.seek("balances", skipped[-1], "junk")
+    bank.desk.subscriptions.resume("balances")
+    edited = bank.deposit("h", 1, "poison")
+    bank.run()
+    bank.desk.letters.edit(bank.letter("balances", edited), {"cents": 2, "note": "poison"}, "hm")
+    bank.skipped, bank.edited = skipped, edited
+    return bank
+
+
+def account(bank: Any, name: str = "balances") -> Verdict:
+    """The verdict about one subscription."""
+    verdicts: dict[str, Verdict] = {verdict.subscription: verdict for verdict in bank.desk.verify()}
+    return verdicts[name]
+
+
+def damage(bank: Any, *statements: str) -> None:
+    """Change the file behind the engine's back."""
+    with bank.app.runtime.store.transaction() as tx:
+        for statement in statements:
+            tx.connection.execute(statement)
+
+
+def test_a_good_database_is_sound_and_every_event_is_somewhere(books: Any) -> None:
+    verdict = account(books)
+    assert verdict.sound, verdict
+    counts = (verdict.applied, verdict.retrying, verdict.dead, verdict.discarded, verdict.ignored, verdict.pending)
+    assert counts == (3, 1, 2, 3, 1, 0)
+    assert sum(counts) == len(books.harness.query("SELECT 1 FROM redrive_events WHERE log = 1"))
+    books.check_sound()
+
+
+def test_what_is_not_read_yet_is_pending(books: Any) -> None:
+    books.deposit("z", 1)
+    assert account(books).pending == 1
+    assert account(books).sound
+
+
+LETTER = "subscription = 1 AND position"
+
+DAMAGES = {
+    "an applied event that was not": ("balance", "UPDATE redrive_progress SET applied = applied - 1"),
+    "an event applied twice": ("balance", "UPDATE redrive_progress SET applied = applied + 1"),
+    "an ignored event too many": ("balance", "UPDATE redrive_progress SET ignored = ignored + 1"),
+    "counters below nothing": ("counters", "UPDATE redrive_progress SET applied = -1"),
+    "progress beyond the log": ("beyond_log", "UPDATE redrive_progress SET position = 1000"),
+    "progress before its start": ("before_start", "UPDATE redrive_progress SET started_from = 999"),
+    "progress that fell back": ("unsettled_letters", "UPDATE redrive_progress SET position = 1"),
+    "an anchor of another log": ("anchor", "UPDATE redrive_progress SET anchor = 'somebody else'"),
+    "a letter that was deleted": ("missing_letters", f"DELETE FROM redrive_letters WHERE {LETTER} = 2"),
+    "a letter that was applied by hand": ("journal", f"DROP TRIGGER redrive_letter_moved; UPDATE redrive_letters SET state = 'applied' WHERE {LETTER} = 2"),  # noqa: E501
+    "a letter that came back to life": ("steps", f"UPDATE redrive_letters SET state = 'retrying' WHERE {LETTER} = 6"),
+    "a journal that was rewritten": ("journal", "UPDATE redrive_journal SET state = 'dead' WHERE subscription = 1"),
+    "a journal that was emptied": ("journal", "DELETE FROM redrive_journal"),
+    "a birth that cannot be": ("steps", "UPDATE redrive_journal SET state = 'applied' WHERE position = 3 AND subscription = 1"),  # noqa: E501
+    "a counter that is off": ("counters", "UPDATE redrive_letter_counts SET n = n + 1 WHERE state = 'dead'"),
+    "a counter that is gone": ("counters", "DELETE FROM redrive_letter_counts WHERE state = 'discarded'"),
+    "a counter of nothing": ("counters", "INSERT INTO redrive_letter_counts VALUES (1, 'dead', 'x', 'y', 'z', 1)"),
+    "an event that was deleted under a letter": ("lost_events", "DELETE FROM redrive_events WHERE position = 2"),
+    "an event that is another one": ("lost_events", "UPDATE redrive_events SET id = 'other' WHERE position = 2"),
+    "an applied event that was deleted": ("balance", "DELETE FROM redrive_events WHERE position = 1"),
+    "an event whose type was changed": ("lost_events", "UPDATE redrive_events SET type = 'x' WHERE position = 2"),
+    "versions with a hole": ("log_holes", "UPDATE redrive_events SET version = 7 WHERE position = 3"),
+    "a done row below the progress": ("stale_done", "INSERT INTO redrive_done VALUES (1, 2)"),
+    "a done row without an event": ("empty_done", "INSERT INTO redrive_done VALUES (1, 5000)"),
+    "a dead letter without history": ("unexplained", "DELETE FROM redrive_attempts"),
+    "a discard without a name": ("unsigned", "UPDATE redrive_letters SET resolved_by = NULL WHERE state = 'discarded'"),
+    "an edit that is gone": ("lost_edits", "DELETE FROM redrive_edits"),
+    "an audit that is gone": ("unaudited", "DELETE FROM redrive_audit"),
+    "a letter in another lane": ("misfiled", f"UPDATE redrive_letters SET lane = 'other' WHERE {LETTER} = 3"),
+    "an order that letters contradict": ("misfiled", "UPDATE redrive_subscriptions SET ordering = 'none'"),
+    "a follower that overtook": ("overtaken", f"UPDATE redrive_letters SET state = 'applied' WHERE {LETTER} = 3"),
+    "a skipped range with a wrong number": ("ranges", "UPDATE redrive_ranges SET discarded = 5"),
+    "a skipped range that grew": ("ranges", "UPDATE redrive_ranges SET from_position = 0"),
+    "a skipped range that is gone": ("balance", "DELETE FROM redrive_ranges"),
+    "a letter inside a skipped range": ("two_fates", "UPDATE redrive_ranges SET from_position = 1, discarded = 8"),
+    "skipped ranges that overlap": ("ranges", "INSERT INTO redrive_ranges SELECT 1, from_position + 1, to_position, 1, audit FROM redrive_ranges"),  # noqa: E501
+    "a filter that is gone": ("no_filter", "DELETE FROM redrive_filters"),
+    "a filter that asked for less": ("unasked_letters", "UPDATE redrive_filters SET types = '[\"x\"]'"),
+    "progress that is gone": ("no_progress", "DELETE FROM redrive_progress"),
+    "two letters for one event": ("doubled_letters", "DROP INDEX redrive_letters_position; INSERT INTO redrive_letters SELECT 999, subscription, position, lane, event_id, type, key, state, reason, rev, attempts, replaying, due_at, due_set_at, delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by FROM redrive_letters WHERE subscription = 1 AND position = 2"),  # noqa: E501
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damage_is_found(books: Any, what: str) -> None:
+    rule, statements = DAMAGES[what]
+    damage(books, *statements.split("; "))
+    verdict = account(books)
+    assert rule in [violation.rule for violation in verdict.violations], verdict
+
+
+def test_progress_that_jumped_over_an_event_is_found(books: Any) -> None:
+    lost = books.deposit("z", 1)
+    damage(books, f"UPDATE redrive_progress SET position = {lost}")
+    assert {one.rule for one in account(books).violations} == {"balance", "anchor"}
+
+
+def test_rows_of_a_subscription_that_nobody_knows_are_found(books: Any) -> None:
+    damage(books, "DELETE FROM redrive_subscriptions WHERE id = 1")
+    assert [v.violations[0].rule for v in books.desk.verify() if v.subscription == "#1"] == ["orphan"]
+
+
+def test_the_positions_of_a_violation_are_exact(books: Any) -> None:
+    damage(books, "DELETE FROM redrive_letters WHERE subscription = 1 AND position IN (2, 5)")
+    (found,) = [one for one in account(books).violations if one.rule == "missing_letters"]
+    assert found.positions == (2, 5)
+    assert found.message.startswith("2 ")
+
+
+def test_an_event_that_overtook_at_intake_is_found_where_the_program_tells_the_keys(books: Any) -> None:
+    passed = books.deposit("b", 9)
+    with books.app.runtime.store.transaction() as tx:
+        tx.connection.execute("UPDATE redrive_progress SET position = ?, applied = applied + 1", (passed,))
+        tx.connection.execute("UPDATE redrive_progress SET anchor = (SELECT id FROM redrive_events WHERE position = ?)",
+                              (passed,))  # fmt: skip
+    (found,) = account(books).violations
+    assert (found.rule, found.positions) == ("overtaken", (passed,))
+    assert all(verdict.sound for verdict in verify(books.app.runtime.store))  # without the program nobody can tell
+
+
+def test_an_event_that_passed_a_failed_one_in_total_order_is_found() -> None:
+    app = App("unused.db")
+    orders = app.log("orders")
+
+    @app.projection(orders, order="total", retry=no_retry)
+    def total(event: Event[Any], tx: Tx) -> None:
+        raise Reject("bad")
+
+    with Harness(app) as harness:
+        harness.append(orders, "o", 1)
+        second = harness.append(orders, "o", 2)
+        harness.run_until_idle()
+        assert all(verdict.sound for verdict in app.operate().verify())
+        with app.runtime.store.transaction() as tx:
+            tx.connection.execute("UPDATE redrive_progress SET position = 2, applied = 1, anchor = ?", (second.id,))
+        (verdict,) = app.operate().verify()
+        assert [(one.rule, one.positions) for one in verdict.violations] == [("overtaken", (2,))]
+
+
+def test_a_subscription_that_has_not_begun_is_sound() -> None:
+    app = App("unused.db")
+
+    @app.projection(app.log("orders"))
+    def nothing(event: Event[Any], tx: Tx) -> None: ...
+
+    with Harness(app) as harness:
+        harness.run_until_idle()
+        (verdict,) = app.operate().verify()
+        assert verdict == Verdict("nothing")
+        assert verdict.sound
