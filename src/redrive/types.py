@@ -119,7 +119,9 @@ class EventTypes:
 
     def decode(self, name: str, schema: int, raw: bytes) -> Any:
         """The data of a stored event, as its class or as plain JSON values; Undecodable says why not."""
-        reader = self._reader(name)
+        reader = self._readers.get(name) if self._seen == _marks else None
+        if reader is None:
+            reader = self._reader(name)
         try:
             if reader.plain or schema == reader.schema:
                 return reader.decode(raw)

@@ -47,6 +47,12 @@ class Window:
             self._done.discard(position)
         return not settled
 
+    def take_all(self, positions: list[int]) -> None:
+        """Read these positions, in order, none of them settled."""
+        self._order.extend(positions)
+        self._state.update(dict.fromkeys(positions, OPEN))
+        self.cursor = positions[-1]
+
     def skip(self, position: int) -> None:
         """Read this position; the filter does not ask for it. Only the last of a run needs remembering."""
         self.cursor = position

@@ -6,7 +6,7 @@ import asyncio
 import linecache
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from redrive.context import Ctx, Escalate, Tx
 from redrive.errors import BadKey, Ignore, Reject, RetryLater, Undecodable, VersionConflict
@@ -19,6 +19,7 @@ TEXT_MAX = 8192  # bytes of an error's text that a letter keeps; an exception ma
 FRAMES_MAX = 50
 CAUSES_MAX = 4  # a chain of causes longer than this is a loop
 
+W = TypeVar("W")
 IsTheWorld = Callable[[BaseException], bool]
 
 
@@ -134,18 +135,21 @@ def attempt_each(
     return done, None
 
 
-async def attempt_async(function: Callable[..., Any], arguments: tuple[Any, ...], ctx: Ctx) -> BaseException | None:
-    """Await a user's function; what it raised, or None. Our own cancellation passes through, a timeout's does not."""
+async def attempt_async(
+    function: Callable[..., Any], arguments: tuple[Any, ...], ctx: Ctx, work: W, called: Callable[..., None]
+) -> None:
+    """Await a user's function, then tell what it raised. Our own cancellation passes through, a timeout's does not."""
+    raised: BaseException | None = None
     try:
         await function(*arguments)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if not ctx.is_dead and task is not None and task.cancelling():
             raise
-        return error
+        raised = error
     except BaseException as error:
-        return error
-    return None
+        raised = error
+    called(work, ctx, raised)
 
 
 def find_key(key_of: Callable[[Event[Any]], str | None], event: Event[Any]) -> tuple[str | None, Outcome | None]:

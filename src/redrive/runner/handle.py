@@ -7,6 +7,7 @@ one hop to the store per round; workers only call functions and put the outcome 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable
 from typing import Any
 
 from redrive.context import Ctx
@@ -53,6 +54,18 @@ class Desk:
             waiting[lane] = None
         self._start(work)
 
+    def add_fresh(self, works: list[Work]) -> None:
+        """New events while nothing is parked: the ordinary case, quickly."""
+        waiting, ready = self._waiting, self.ready
+        for work in works:
+            lane = work.lane
+            if lane is not None:
+                if lane in waiting:
+                    self._queue(lane, work)
+                    continue
+                waiting[lane] = None
+            ready.append(work)
+
     def _queue(self, lane: str | int, work: Work) -> None:
         queue = self._waiting[lane]
         if queue is None:
@@ -82,6 +95,16 @@ class Desk:
     def _run(self, work: Work) -> None:
         careful = self.duty.horizon or self.duty.suspects
         (self.alone if careful and self.duty.needs_care(work) else self.ready).append(work)
+
+    def free_all(self, works: list[Work]) -> None:
+        """Settled: the next of each lane may start."""
+        waiting = self._waiting
+        for work in works:
+            lane = work.lane
+            if work.head is not None or work.chained or (lane is not None and waiting[lane]):
+                self.free(work)
+            elif lane is not None:  # nobody waits: the ordinary case, quickly
+                del waiting[lane]
 
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""
@@ -135,6 +158,12 @@ class Handling:
         """Queue what the filter asks for; stop before an event of a full lane. How many rows are behind us."""
         duty = self.duty
         window, subscription, lane_max = duty.window, duty.subscription, duty.engine.settings.lane_max
+        if rows and self._is_plain(rows):
+            window.take_all([row[0] for row in rows])
+            lane_of = subscription.lane_of
+            events = duty.events(rows)
+            self.desk.add_fresh([Work(e, e.position, e.key, lane_of(e.key), None) for e in events])
+            return len(rows)
         plain, wants, lane_of = subscription.key_by is None, subscription.wants, subscription.lane_of
         self.lane_full = ""
         for count, row in enumerate(rows):
@@ -149,6 +178,12 @@ class Handling:
             if window.take(row[0]):
                 self.desk.add(work)
         return len(rows)
+
+    def _is_plain(self, rows: list[Row]) -> bool:
+        """Nothing parked, nothing suspected, nothing filtered, keys as stored."""
+        duty = self.duty
+        odd = duty.lanes or duty.horizon or duty.suspects or duty.subscription.key_by or duty.window.has_done()
+        return not odd and all(map(duty.subscription.wants, {row[2] for row in rows}))
 
     def take_letters(self, due: list[tuple[str | None, Head, Row | None]]) -> None:
         """Queue heads that are due."""
@@ -192,10 +227,10 @@ class Handling:
         ctx = self.prepare(work)
         self._called(work, ctx, attempt(self.duty.subscription.function, *self._arguments(work, ctx)))
 
-    async def call_async(self, work: Work) -> None:
+    def call_async(self, work: Work) -> Awaitable[None]:
         """Run a coroutine function on the loop."""
         ctx = self.prepare(work)
-        self._called(work, ctx, await attempt_async(self.duty.subscription.function, self._arguments(work, ctx), ctx))
+        return attempt_async(self.duty.subscription.function, self._arguments(work, ctx), ctx, work, self._called)
 
     def _arguments(self, work: Work, ctx: Ctx) -> tuple[Any, ...]:
         return (work.event, ctx) if self.duty.subscription.arguments == 2 else (work.event,)

@@ -183,9 +183,7 @@ class HandlerLoop(Loop):
         for work in result.deferred:
             kept.add(work)
             self._give_back(work)
-        for work in group:
-            if work not in kept:
-                self.desk.free(work)
+        self.desk.free_all([work for work in group if work not in kept] if kept else group)
         if result.halt:
             self.work.halt = result.halt
         self.work.take_letters(result.letters)
@@ -310,21 +308,25 @@ class TaskStaff(Staff):
         """Until nothing is ready; started again when there is."""
         me = asyncio.current_task()
         assert me is not None
-        tasks, call, next_work, done = self._tasks, self._call, self.next, self.done
-        called = 0
-        while (work := next_work()) is not None:
+        tasks, ready, running, outbox = self._tasks, self.desk.ready, self.desk.running, self.desk.outbox
+        clock, called = self._clock, 0
+        while ready and not self.loop.stopping:
+            work = ready.popleft()
+            work.started = clock()
+            running.add(work)
             tasks[me] = work
             try:
-                await call(work)
+                await self._call(work)
             except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
-                self.desk.running.discard(work)
+                running.discard(work)
                 raise
             if work.timed_out and me.cancelling():
                 me.uncancel()
             tasks[me] = None
-            done(work)
+            outbox.append(work)
+            running.discard(work)
             called += 1
-            if called % YIELD_EVERY == 0 or self.is_time(work.started):
+            if called % YIELD_EVERY == 0 or work.started - self._rung_at >= SETTLE_AFTER:
                 self.ring_if_worth(work.started)
                 await asyncio.sleep(0)
         self.loop.wake.ring()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakKeyDictionary
 
 from redrive.context import Tx
 from redrive.draft import draft, draft_item
@@ -19,6 +21,39 @@ if TYPE_CHECKING:
 
 PAGE = 500  # events read at a time by `read`
 APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
+
+
+_boxes: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Any]] = WeakKeyDictionary()  # answers, by event loop
+
+
+class Answer:
+    """Brings an append's result from the writer's thread to its event loop; one wake-up for a whole group."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: asyncio.Future[list[Any]]) -> None:
+        self._future = future
+
+    def __call__(self, rows: Any, error: BaseException | None) -> None:
+        loop = self._future.get_loop()
+        box = _boxes.setdefault(loop, deque())
+        box.append((self._future, rows, error))
+        if len(box) == 1:  # whoever empties the box takes what was added meanwhile, too
+            try:
+                loop.call_soon_threadsafe(self._empty, box)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                box.clear()
+
+    @staticmethod
+    def _empty(box: deque[Any]) -> None:
+        while box:
+            future, rows, error = box[0]
+            if not future.done():
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(rows)
+            box.popleft()
 
 
 class Log:
@@ -97,25 +132,10 @@ class Log:
             self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
             expected_version=expected_version,
         )  # fmt: skip
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Any]] = loop.create_future()
-
-        def resolve(rows: Any, error: BaseException | None) -> None:
-            if not future.done():
-                if error is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(rows)
-
-        def done(rows: Any, error: BaseException | None) -> None:
-            try:
-                loop.call_soon_threadsafe(resolve, rows, error)
-            except RuntimeError:  # that loop is closed: the event is stored, nobody waits for the answer
-                return
-
         if self._runtime.transacting is not None and self._runtime.transacting is asyncio.current_task():
             raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
-        self._runtime.store.append(Appending(self.name, [event], done))
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._runtime.store.append(Appending(self.name, [event], Answer(future)))
         rows = await future
         self._runtime.notify(self.name, 1, rows[-1][0])
         return from_row(rows[0], self._runtime.types)

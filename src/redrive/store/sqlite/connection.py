@@ -70,7 +70,8 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
             if mode != "wal":
                 raise UsageError(f"{path}: WAL mode is refused ({mode}); put the file on a local disk")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute("PRAGMA cache_size = -16000")
+        # Readers scan forward and need no cache; what writers touch again (indexes, the user's tables) should stay.
+        connection.execute(f"PRAGMA cache_size = {-1000 if read_only else -16000}")
         if read_only:
             connection.execute("PRAGMA query_only = 1")
     except sqlite3.Error as error:

@@ -1,0 +1,264 @@
+"""The promises, checked after every commit against the producer's own list."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from redrive.testing.sim.process import Process
+    from redrive.testing.sim.workload import Workload
+    from redrive.testing.sim.world import World
+
+OPEN = ("retrying", "dead")
+MAY_DIE = {"reject": ("rejected",)}  # why else than for want of attempts
+CHARGES = 3  # deaths of workers before an event may be blamed for them
+
+
+@dataclass(slots=True)
+class Planned:
+    """One event of the producer's list."""
+
+    index: int
+    id: str
+    key: str | None
+    type: str
+    fate: str
+    times: int
+    position: int | None = None  # known once the append is acknowledged
+
+
+class Letter(NamedTuple):
+    """A letter that is not superseded."""
+
+    event: str
+    state: str
+    reason: str
+    attempts: int
+    rev: int
+    edits: int
+
+
+class Seen(NamedTuple):
+    """What the database says about the subscription."""
+
+    position: int
+    epoch: int
+    owner: str | None
+    applied: int
+    ignored: int
+    effects: tuple[tuple[str, str | None, int], ...]
+    done: frozenset[int]
+    letters: dict[str, Letter]
+    states: tuple[tuple[str, bytes], ...]
+    echoes: tuple[tuple[str | None, bytes], ...]
+
+    def fates(self) -> tuple[Any, ...]:
+        """What only the owner, or an operator, may change."""
+        return self.position, self.applied, self.ignored, self.effects, self.done, self.letters, self.states
+
+
+NOTHING = Seen(0, 0, None, 0, 0, (), frozenset(), {}, (), ())
+
+
+class Checker:
+    """Looks at every committed state."""
+
+    def __init__(self, world: World, workload: Workload) -> None:
+        self.world, self.workload, self.options = world, workload, workload.options
+        self.wanted = [planned for planned in workload.events if planned.fate != "unwanted"]
+        self.seen = NOTHING
+        self.rebuilt = False  # an operator took the subscription back: what was applied may be applied again
+
+    # ------------------------------------------------------------ after a commit
+
+    def check(self, process: Process) -> None:
+        """Everything that must hold at any time."""
+        before, now = self.seen, self._look()
+        self.seen = now
+        worker = process.name.startswith("w")
+        if now.epoch < before.epoch:
+            self._fail(f"fence: the epoch went back from {before.epoch} to {now.epoch}")
+        if worker and now.fates() != before.fates() and now.owner != process.owner:
+            self._fail(f"fence: {process.owner} settled something, but {now.owner or 'nobody'} owns epoch {now.epoch}")
+        rewound = not worker and now.position < before.position
+        if rewound:
+            self.rebuilt = True
+        self._check_effects(now, () if rewound or now.effects[: len(before.effects)] != before.effects else before.effects)
+        self._check_ledger(now)
+        self._check_letters(now)
+        self._check_derived(now)
+
+    def start_over(self) -> None:
+        """The database went back by a power cut: what is there now was checked when it was new."""
+        self.seen = self._look()
+        self._check_ledger(self.seen)
+        self._check_derived(self.seen)
+
+    def _fail(self, why: str) -> None:
+        self.world.fail(why)
+
+    def _look(self) -> Seen:
+        rows = self.world.disk.rows
+        progress = rows("SELECT position, epoch, owner, applied, ignored FROM redrive_progress")
+        if not progress:
+            return NOTHING
+        letters = rows(
+            "SELECT event_id, state, reason, attempts, rev, edits FROM redrive_letters WHERE state <> 'superseded'"
+        )
+        return Seen(
+            *progress[0],
+            tuple(rows("SELECT event, key, edits FROM effects ORDER BY seq")),  # type: ignore[arg-type]
+            frozenset(position for (position,) in rows("SELECT position FROM redrive_done")),
+            {row[0]: Letter(*row) for row in letters},
+            tuple(rows("SELECT key, data FROM redrive_state")) if self.options.state else (),  # type: ignore[arg-type]
+            tuple(rows("SELECT key, data FROM redrive_events WHERE type = 'echo' ORDER BY position"))  # type: ignore[arg-type]
+            if self.options.emit
+            else (),
+        )
+
+    def _check_effects(self, now: Seen, known: tuple[Any, ...]) -> None:
+        """No effect twice, none before its predecessor is applied or given up, each with the latest edit."""
+        order = self.options.order
+        seen = {event for event, _, _ in known}
+        for event, key, edits in now.effects[len(known) :]:
+            if event in seen:
+                self._fail(f"twice: {event} is applied twice")
+            planned = self.workload.by_id[event]
+            for other in self.wanted[: self._rank(planned)]:
+                if order == "none" or (order == "key" and (key is None or other.key != key)):
+                    continue
+                if other.id not in seen and not self._given_up(other, now):
+                    self._fail(f"order: {event} is applied before {other.id}")
+            letter = now.letters.get(event)
+            if letter is not None and letter.edits != edits and not self.rebuilt:
+                self._fail(f"edit: {event} is applied with edit {edits}, the letter has edit {letter.edits}")
+            seen.add(event)
+
+    def _rank(self, planned: Planned) -> int:
+        return next((rank for rank, other in enumerate(self.wanted) if other.index >= planned.index), len(self.wanted))
+
+    def _given_up(self, planned: Planned, now: Seen) -> bool:
+        """Does nobody wait for it any more? A planned Ignore leaves no trace when it is settled at intake."""
+        letter = now.letters.get(planned.id)
+        if letter is not None:
+            return letter.state == "discarded"
+        return planned.fate == "ignore" and self._passed(planned, now)
+
+    @staticmethod
+    def _passed(planned: Planned, now: Seen) -> bool:
+        """Is it settled, according to progress?"""
+        return planned.position is not None and (planned.position <= now.position or planned.position in now.done)
+
+    def _check_ledger(self, now: Seen) -> None:
+        """Each event at or below progress is exactly one of applied, open, discarded, ignored; above it none."""
+        applied = {event for event, _, _ in now.effects}
+        ignored = 0
+        for planned in self.wanted:
+            letter = now.letters.get(planned.id)
+            fates = [planned.id in applied] + [letter is not None and letter.state in group for group in (OPEN, ("discarded",))]
+            passed = self._passed(planned, now)
+            if passed and planned.fate == "ignore" and not any(fates):
+                ignored += 1
+            elif sum(fates) != passed and planned.position is not None:
+                where = "is settled" if passed else "is not settled"
+                self._fail(f"ledger: {planned.id} {where} (position {planned.position}, progress {now.position}), "
+                           f"but applied, open, discarded = {fates}")  # fmt: skip
+            if letter is not None and (letter.state == "applied") and not fates[0]:
+                self._fail(f"ledger: the letter of {planned.id} says applied, but there is no effect")
+        for planned in self.workload.events:
+            if planned.fate == "unwanted" and (planned.id in applied or planned.id in now.letters):
+                self._fail(f"filter: {planned.id} was not asked for")
+        if self.world.violation:
+            return
+        counted = now.applied + sum(letter.state == "applied" for letter in now.letters.values())
+        if counted != len(now.effects):
+            self._fail(f"counters: {counted} applied by the books, {len(now.effects)} effects")
+        pending = sum(1 for planned in self.wanted if planned.fate == "ignore" and planned.position is None)
+        if not ignored <= now.ignored <= ignored + pending:
+            self._fail(f"counters: {now.ignored} ignored by the books, {ignored} by the plan")
+
+    def _check_letters(self, now: Seen) -> None:
+        """Nobody is buried or discarded without cause."""
+        for letter in now.letters.values():
+            planned = self.workload.by_id[letter.event]
+            if letter.state == "dead" and letter.reason not in ("attempts_exhausted", *MAY_DIE.get(planned.fate, ())):
+                if letter.reason != "crashed_worker" or self.world.deaths < CHARGES:
+                    self._fail(f"buried without cause: {letter.event} ({planned.fate}) is dead: {letter.reason}")
+            if letter.state == "discarded" and planned.fate not in ("junk", "ignore"):
+                if letter.event not in self.workload.operating.discards:
+                    self._fail(f"discarded without being asked: {letter.event}")
+            failures, attempts = self.workload.failures[letter.event], self.options.attempts
+            dead, untouched = letter.state == "dead", not self.workload.operating.touched[letter.event]
+            if dead and letter.reason == "attempts_exhausted" and failures < attempts and untouched:
+                self._fail(f"attempts: {letter.event} is dead after {failures} failures of {attempts}")
+
+    def _check_derived(self, now: Seen) -> None:
+        """Keyed state counts the applied events of its key; each applied event echoed exactly once, in order."""
+        if self.options.state:
+            counts = Counter(key for _, key, _ in now.effects if key is not None)
+            stored = {key: json.loads(data)["n"] for key, data in now.states}
+            if stored != counts:
+                self._fail(f"state: {stored} is stored, {dict(counts)} events are applied")
+        if self.options.emit:
+            echoes = [json.loads(data)["of"] for _, data in now.echoes]
+            twice = [event for event, count in Counter(echoes).items() if count > 1]
+            if twice:
+                self._fail(f"emission: {twice[0]} was emitted twice")
+            missing = {event for event, _, _ in now.effects} - set(echoes)
+            if missing:
+                self._fail(f"emission: {min(missing)} is applied and nothing was emitted")
+            if not self.rebuilt and self.options.order != "none":
+                self._check_echoes(now, echoes)
+
+    def _check_echoes(self, now: Seen, echoes: list[str]) -> None:
+        """What a lane emits comes in the order of the lane."""
+        for key in {planned.key for planned in self.wanted} - {None}:
+            lane = [event for event, of, _ in now.effects if of == key]
+            emitted = [event for event in echoes if self.workload.by_id[event].key == key]
+            if lane != emitted:
+                self._fail(f"emission: key {key} emitted {emitted}, applied {lane}")
+
+    # ------------------------------------------------------------ when a handler is called
+
+    def check_start(self, planned: Planned, epoch: int, attempt: int, failures: int) -> None:
+        """The owner calls nobody before the predecessors in the lane are settled, and charges nobody for nothing."""
+        now, order = self.seen, self.options.order
+        if epoch == now.epoch and order != "none":
+            applied = {event for event, _, _ in now.effects}
+            for other in self.wanted[: self._rank(planned)]:
+                if order == "key" and (planned.key is None or other.key != planned.key):
+                    continue
+                if other.id not in applied and not self._given_up(other, now):
+                    self._fail(f"call: {planned.id} starts before {other.id} is settled")
+        if attempt > 1 + failures and not self.workload.operating.touched[planned.id]:
+            self._fail(f"attempts: attempt {attempt} of {planned.id} after {failures} failures")
+
+    # ------------------------------------------------------------ the end
+
+    def settled(self) -> bool:
+        """Has everything come to its end?"""
+        now = self.seen
+        if any(letter.state in OPEN for letter in now.letters.values()) or now.done:
+            return False
+        last = max((planned.position or 0 for planned in self.workload.events), default=0)
+        return now.position >= last
+
+    def unsettled(self) -> str:
+        """What is left, for the message."""
+        now = self.seen
+        left = sorted(letter for letter in now.letters.values() if letter.state in OPEN)
+        row = self.world.disk.rows("SELECT paused, halted, owner, lease_until FROM redrive_progress")
+        return f"progress {now.position}, done {sorted(now.done)}, open {left}, (paused, halted, owner, until) {row}"
+
+    def check_final(self) -> None:
+        """Nothing is missing: applied, discarded on demand, or ignored by plan."""
+        applied = {event for event, _, _ in self.seen.effects}
+        for planned in self.wanted:
+            letter = self.seen.letters.get(planned.id)
+            discarded = letter is not None and letter.state == "discarded"
+            expected = planned.fate == "ignore" or discarded
+            if (planned.id in applied) == expected:
+                self._fail(f"lost: {planned.id} ({planned.fate}) has come to no end")

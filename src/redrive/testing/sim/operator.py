@@ -1,0 +1,104 @@
+"""The operator of a simulated world: replays, discards, edits, pauses and resets while everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from redrive.errors import StoreError, UsageError
+from redrive.replay.deed import Operator
+from redrive.replay.letters import LetterDesk
+from redrive.replay.rebuild import reset
+from redrive.runner.bridge import Bridge
+
+if TYPE_CHECKING:
+    from redrive.testing.sim.process import Process
+    from redrive.testing.sim.workload import Workload
+    from redrive.testing.sim.world import World
+
+DEEDS = ("replay", "replay", "replay", "discard", "edit", "pause", "resume", "reset", "reopen", "resolve")
+
+
+class Operating:
+    """Does something now and then, each time as a process of its own that may fail or die on the way."""
+
+    def __init__(self, world: World, workload: Workload) -> None:
+        self.world, self.workload = world, workload
+        self.dice = random.Random(f"operator {world.seed}")
+        self.touched: Counter[str] = Counter()  # events whose letter was changed, or perhaps changed
+        self.discards: set[str] = set()
+
+    async def run(self) -> None:
+        """While there is trouble."""
+        while self.world.clock.monotonic() < self.world.options.phase:
+            await asyncio.sleep(self.dice.expovariate(1.0) * self.world.options.operate_every)
+            deed = self.dice.choice(DEEDS)
+            if deed == "reset" and self.dice.random() < 0.7:
+                continue
+            await self._do(deed)
+
+    async def repair(self) -> None:
+        """The bug is fixed: resume, and send every dead head round again."""
+        await self._do("resume")
+        await self._do("replay all")
+
+    async def _do(self, deed: str) -> None:
+        process = self.world.process("operator")
+        desk = LetterDesk(process.store, process.env)
+        try:
+            await asyncio.wait_for(Bridge(process.store).run(self._job(deed, process, desk)), 5.0)
+        except (StoreError, UsageError, TimeoutError) as error:
+            self.world.note(process.owner, deed, "failed", str(error))
+        else:
+            self.world.note(process.owner, deed)
+        process.die("done")
+
+    def _job(self, deed: str, process: Process, desk: LetterDesk) -> Callable[[], Any]:
+        match deed:
+            case "pause" | "resume":
+                return lambda: _pause(process, deed == "pause")
+            case "reset":
+                return lambda: self._reset(process)
+            case _:
+                return lambda: self._letter(deed, desk)
+
+    def _letter(self, deed: str, desk: LetterDesk) -> None:
+        dead, retrying = desk.list("dead"), desk.list("retrying")
+        if deed == "replay all":
+            for letter, _ in desk.heads():
+                self.touched[letter.event_id] += 1
+            desk.replay([letter for letter, _ in desk.heads()])
+            return
+        closed = desk.list("discarded")
+        candidates = {"replay": dead, "reopen": closed}.get(deed, dead + retrying)
+        if not candidates:
+            return
+        letter = self.dice.choice(candidates)
+        self.touched[letter.event_id] += 1
+        match deed:
+            case "replay":
+                desk.replay(letter)
+            case "discard" | "resolve":
+                self.discards.add(letter.event_id)
+                (desk.discard if deed == "discard" else desk.resolve)(letter, "simulated")
+            case "edit":
+                edits = 1 + max((revision.rev for revision in desk.edits(letter)), default=0)
+                fixed = self.dice.random() < 0.7
+                desk.edit(letter, {"fixed": fixed, "edits": edits}, "simulated")
+            case "reopen":
+                desk.reopen(letter, "simulated")
+        self.touched[letter.event_id] += 1
+
+    def _reset(self, process: Process) -> None:
+        if not self.workload.options.handler:
+            reset(Operator(process.store, process.env), "work", "simulated")
+
+
+def _pause(process: Process, paused: bool) -> None:
+    with process.store.transaction() as tx:
+        (row,) = tx.progress.all()
+        tx.progress.lock(row.id)
+        tx.sql.run("paused_set", {"subscription": row.id, "paused": int(paused)})

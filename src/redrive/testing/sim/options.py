@@ -1,0 +1,117 @@
+"""What one schedule is made of. A seed decides everything; an option given by hand overrides the seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from redrive.errors import UsageError
+from redrive.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often something goes wrong, per operation on the store unless it says otherwise."""
+
+    error: float = 0.0  # nothing happened, and an error says so
+    unknown: float = 0.0  # COMMIT was sent and no answer came: half of them happened
+    midway: float = 0.0  # the disk gives up in the middle of a transaction
+    crash: float = 0.0  # the process dies: before, or after the commit
+    stall: float = 0.0  # a thread stands still between two operations while the world goes on
+    chaos: float = 0.0  # deaths, freezes, stops and clock jumps per second, at any time
+
+    def scaled(self, by: float) -> Faults:
+        """More or less of everything."""
+        return Faults(*(getattr(self, field.name) * by for field in fields(self)))
+
+
+USUAL = Faults(error=0.015, unknown=0.02, midway=0.01, crash=0.006, stall=0.04, chaos=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One schedule, spelt out."""
+
+    seed: int
+    kind: str  # projection, batch, async, sync
+    order: str
+    concurrency: int
+    state: bool
+    emit: bool
+    timeout: float | None
+    attempts: int
+    events: int
+    keys: int
+    keyless: float
+    poison: float
+    flaky: float
+    odd: float  # share of verdicts, bad statements, slow calls, exits
+    lane_max: int
+    window_max: int
+    batch_max: int
+    settle_max: int
+    lease: float
+    poll: float
+    call: float  # mean seconds a handler takes
+    latency: float  # mean seconds an operation takes
+    append_every: float
+    operate_every: float
+    phase: float  # seconds of trouble before the faults stop
+    faults: Faults
+
+    @staticmethod
+    def of(seed: int, **given: Any) -> Options:
+        """Everything the seed decides, except what is given."""
+        dice = random.Random(seed)
+        kind = dice.choice(["projection"] * 3 + ["batch"] * 2 + ["async"] * 6 + ["sync"])
+        order = dice.choice(["key"] * 6 + ["none", "none", "total"])
+        handler = kind in ("async", "sync")
+        drawn = Options(
+            seed=seed,
+            kind=kind,
+            order=order,
+            concurrency=dice.randint(1, 3) if handler and order != "total" else 1,
+            state=handler and dice.random() < 0.6,
+            emit=dice.random() < 0.5,
+            timeout=0.4 if kind == "async" and dice.random() < 0.3 else None,
+            attempts=dice.randint(2, 3),
+            events=dice.randint(6, 14),
+            keys=dice.randint(1, 3),
+            keyless=dice.choice([0.0, 0.0, 0.2]),
+            poison=dice.choice([0.0, 0.15, 0.3]),
+            flaky=dice.choice([0.0, 0.25, 0.4]),
+            odd=dice.choice([0.0, 0.1, 0.25]),
+            lane_max=dice.choice([2, 3, 1000, 1000]),
+            window_max=dice.choice([2, 5, 1000]),
+            batch_max=dice.choice([1, 3, 500]),
+            settle_max=dice.choice([1, 2, 500]),
+            lease=dice.uniform(0.6, 1.5),
+            poll=dice.choice([0.05, 0.4]),
+            call=dice.choice([0.0, 0.02, 0.1]),
+            latency=dice.choice([0.001, 0.01]),
+            append_every=dice.choice([0.0, 0.05, 0.3]),
+            operate_every=dice.choice([0.15, 0.4, 1.5]),
+            phase=dice.uniform(2.5, 5.0),
+            faults=USUAL.scaled(dice.choice([0.0, 0.5, 1.0, 2.0])),
+        )
+        unknown = set(given) - {field.name for field in fields(Options)}
+        if unknown:
+            raise UsageError(f"a schedule has no option {sorted(unknown)[0]!r}")
+        return replace(drawn, **given)
+
+    @property
+    def handler(self) -> bool:
+        """Does the function run outside of the transaction?"""
+        return self.kind in ("async", "sync")
+
+    def settings(self) -> Settings:
+        """The settings of every process of this schedule."""
+        return Settings(
+            lease=self.lease, batch_max=self.batch_max, window_max=self.window_max, lane_max=self.lane_max,
+            settle_max=self.settle_max, poll_min=self.poll, poll_max=self.poll, halt_wait=0.1, halt_wait_max=0.4,
+            stop_timeout=2.0,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in asdict(self).items())

@@ -1,0 +1,278 @@
+"""What the simulated workers do: functions that count, fail as planned, and keep their own list of calls.
+
+Every expected value is computed from the producer's list in this file, never from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.app import App
+from redrive.errors import Ignore, Reject, RetryLater, StoreError
+from redrive.event import Event
+from redrive.policy.retry import retry
+from redrive.policy.rules import rules
+from redrive.sources.log import Log
+from redrive.testing.sim.checker import Checker, Planned
+from redrive.testing.sim.operator import Operating
+from redrive.testing.sim.options import Options
+from redrive.testing.sim.process import Process
+from redrive.testing.sim.world import World
+
+NAME = "work"
+COLUMNS = "seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, key TEXT, edits INTEGER NOT NULL"
+TABLES = f"""CREATE TABLE effects ({COLUMNS});
+CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1))"""
+EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
+PICKY = "INSERT INTO picky VALUES (?, ?)"
+DRAIN_MAX = 120.0  # seconds of virtual time in which everything must come to its end once the faults are over
+ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted")
+
+
+class Planted(Exception):
+    """A failure that the plan asked for."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a handler, as the handler itself saw it."""
+
+    process: Process
+    event: str
+    lane: str
+    epoch: int
+
+
+def plan(options: Options, dice: random.Random) -> list[Planned]:
+    """What the producer will send, and what the function will do with each."""
+    planned = []
+    for index in range(options.events):
+        fate, times, chance = "ok", 0, dice.random()
+        if chance < options.poison:
+            fate = "poison"
+        elif chance < options.poison + options.flaky:
+            fate, times = "flaky", dice.randint(1, options.attempts - 1)
+        elif chance < options.poison + options.flaky + options.odd:
+            fate, times = dice.choice(ODD), 1
+        key = None if dice.random() < options.keyless else "ABC"[dice.randrange(options.keys)]
+        kind = fate if fate in ("junk", "unwanted") else "thing"
+        planned.append(Planned(index, f"e{index}", key, kind, fate, times))
+    return planned
+
+
+class Workload:
+    """The scenario of our own suite."""
+
+    tables = TABLES
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.events = plan(options, random.Random(f"plan {options.seed}"))
+        self.by_id = {planned.id: planned for planned in self.events}
+        self.fixed = False  # the bug is repaired: nothing is poison any more
+        self.failures: Counter[str] = Counter()
+        self.running: dict[tuple[str, str], Call] = {}
+        self.good: dict[tuple[str, int, str], int] = {}
+        self._all_sent = False
+
+    # ------------------------------------------------------------ functions
+
+    def declare(self, app: App, process: Process) -> None:
+        source, out = app.log("in"), app.log("out")
+        common: dict[str, Any] = {
+            "name": NAME, "order": self.options.order, "letters": rules(discard=["junk"]),
+            "retry": retry(attempts=self.options.attempts, wait="100ms", wait_max="300ms"),
+        }  # fmt: skip
+        types = ("thing", "junk")
+        match self.options.kind:
+            case "async":
+                options = {"concurrency": self.options.concurrency, "timeout": self.options.timeout}
+                app.on(source, *types, start="first", **options, **common)(self._async(process, out))
+            case "sync":
+                common |= {"concurrency": self.options.concurrency}
+                app.on(source, *types, start="first", **common)(self._sync(process, out))
+            case kind:
+                function = self._projection(process, out)
+                if kind == "batch":
+                    one = function
+
+                    def function(events: Any, tx: Any) -> None:
+                        for event in events:
+                            one(event, tx)
+
+                app.projection(source, *types, tables={"effects": COLUMNS}, batch=kind == "batch", **common)(function)
+
+    def _projection(self, process: Process, out: Log) -> Callable[[Any, Any], None]:
+        def project(event: Event[Any], tx: Any) -> None:
+            tx.execute(EFFECT, (event.id, event.key, event.data.get("edits", 0)))
+            if self.options.emit:
+                tx.emit(out, "echo", {"of": event.id}, key=event.key)
+            if self.by_id[event.id].fate == "picky":
+                self._count_failure(event, fails=not self._repaired(event))
+                tx.execute(PICKY, (event.id, int(self._repaired(event))))
+            self._judge(event)
+
+        return project
+
+    def _async(self, process: Process, out: Log) -> Callable[[Any, Any], Any]:
+        async def handle(event: Event[Any], ctx: Any) -> None:
+            if process.dead:
+                await asyncio.Event().wait()
+            call = self._start(process, event, ctx)
+            dice = process.env.dice
+            try:
+                early = dice.random() < 0.5 and self.options.state and ctx.key is not None and ctx.state.get("n", 0)
+                await self._take_time(process, event)
+                self._ask(ctx, event, out, early)
+                self._judge(event)
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and self.options.timeout is not None:
+                    self.failures[event.id] += 1  # it overran its time, or its process stops
+                self._finish(call, good=False)
+                raise
+            self._finish(call, good=True)
+
+        return handle
+
+    def _sync(self, process: Process, out: Log) -> Callable[[Any, Any], None]:
+        def handle(event: Event[Any], ctx: Any) -> None:
+            process.check_alive()
+            call = self._start(process, event, ctx)
+            try:
+                self._ask(ctx, event, out, False)
+                self._judge(event)
+            except BaseException:
+                self._finish(call, good=False)
+                raise
+            self._finish(call, good=True)
+
+        return handle
+
+    async def _take_time(self, process: Process, event: Event[Any]) -> None:
+        seconds = process.env.dice.expovariate(1.0) * self.options.call
+        slow = self.by_id[event.id]
+        if slow.fate == "slow" and self.options.timeout and self.failures[event.id] < slow.times:
+            seconds = self.options.timeout * 3
+        await asyncio.sleep(seconds)
+
+    def _ask(self, ctx: Any, event: Event[Any], out: Log, early: Any) -> None:
+        ctx.execute(EFFECT, (event.id, event.key, event.data.get("edits", 0)))
+        if self.options.state and ctx.key is not None:
+            ctx.state["n"] = (ctx.state.get("n", 0) if early is False else early) + 1
+        if self.options.emit:
+            ctx.emit(out, "echo", {"of": event.id})
+        if self.by_id[event.id].fate == "picky":
+            ctx.execute(PICKY, (event.id, int(self._repaired(event))))
+            self._count_failure(event, fails=not self._repaired(event))
+
+    def _repaired(self, event: Event[Any]) -> bool:
+        return self.fixed or bool(event.data.get("fixed"))
+
+    def _count_failure(self, event: Event[Any], *, fails: bool) -> None:
+        self.failures[event.id] += fails
+
+    def _judge(self, event: Event[Any]) -> None:
+        """Succeed or fail, as planned."""
+        planned = self.by_id[event.id]
+        match planned.fate:
+            case "ignore":
+                raise Ignore("as planned")
+            case "exit" if self.failures[event.id] == 0:
+                self.failures[event.id] += 1  # an attempt that is given back
+                raise SystemExit
+            case "later" if self.failures[event.id] == 0:
+                self.failures[event.id] += 1
+                raise RetryLater("200ms")
+            case "flaky" if self.failures[event.id] < planned.times:
+                self.failures[event.id] += 1
+                raise Planted(event.id)
+            case "reject" if not self._repaired(event):
+                raise Reject("as planned")
+            case "poison" | "junk" if not self._repaired(event):
+                self.failures[event.id] += 1
+                raise Planted(event.id)
+
+    # ------------------------------------------------------------ a handler's own list of calls
+
+    def _start(self, process: Process, event: Event[Any], ctx: Any) -> Call:
+        planned = self.by_id[event.id]
+        lane = {"key": event.key or event.id, "total": "*", "none": event.id}[self.options.order]
+        call = Call(process, event.id, lane, ctx.epoch)
+        world, checker = self.world, self.checker
+        world.note(process.owner, "calls", event.id, ctx.attempt)
+        running = self.running.get((process.owner, lane))
+        if running is not None:
+            world.fail(f"one call per lane: {event.id} starts while {running.event} runs in {process.owner}")
+        self.running[process.owner, lane] = call
+        checker.check_start(planned, ctx.epoch, ctx.attempt, self.failures[event.id])
+        touched = self.good.get((process.owner, ctx.epoch, event.id))
+        excused = planned.fate == "picky" or (self.options.order == "none" and self.options.state)
+        if touched is not None and touched == self.operating.touched[event.id] and not excused:
+            world.fail(f"called again: {event.id} had succeeded in this epoch and nothing went wrong since")
+        return call
+
+    def _finish(self, call: Call, *, good: bool) -> None:
+        if self.running.get((call.process.owner, call.lane)) is call:
+            del self.running[call.process.owner, call.lane]
+        if good:
+            self.good[call.process.owner, call.epoch, call.event] = self.operating.touched[call.event]
+
+    # ------------------------------------------------------------ the world asks
+
+    def begin(self, world: World) -> None:
+        self.world = world
+        self.checker = Checker(world, self)
+        self.operating = Operating(world, self)
+        world.go_on(self._produce())
+        world.go_on(self.operating.run())
+
+    def committed(self, process: Process) -> None:
+        if self.checker is not None:
+            self.checker.check(process)
+
+    def power_cut(self) -> None:
+        self.checker.start_over()
+
+    checker: Checker | None = None  # type: ignore[assignment]
+
+    async def _produce(self) -> None:
+        """One event after the other, each until it is acknowledged: the list is the truth."""
+        process = self.world.process("producer")
+        dice = random.Random(f"producer {self.options.seed}")
+        for planned in self.events:
+            await asyncio.sleep(dice.expovariate(1.0) * self.options.append_every)
+            while planned.position is None:
+                if process.dead:
+                    process = self.world.process("producer")
+                    await asyncio.sleep(0.1)
+                planned.position = await self._append(process, planned)
+        self._all_sent = True
+
+    async def _append(self, process: Process, planned: Planned) -> int | None:
+        app = App(":memory:", settings=self.options.settings(), env=process.env, inline=True)
+        app.runtime._store = process.store
+        appending = app.log("in").append_async(planned.type, {"n": planned.index}, key=planned.key, id=planned.id)
+        try:
+            event = await asyncio.wait_for(appending, 5.0)
+        except (StoreError, TimeoutError):  # no answer: ask again with the same id
+            return None
+        self.world.note("producer", "acknowledged", event.id, event.position)
+        return event.position
+
+    async def end(self) -> None:
+        """Everything is repaired and sent round again; then all of it must be settled, soon."""
+        self.fixed = True
+        deadline = self.world.loop.time() + DRAIN_MAX
+        while not (self._all_sent and self.checker.settled()):
+            if self.world.violation:
+                return
+            if self.world.loop.time() > deadline:
+                self.world.fail(f"liveness: {self.checker.unsettled()}")
+            await self.operating.repair()
+            await asyncio.sleep(0.3)
+        self.checker.check_final()
