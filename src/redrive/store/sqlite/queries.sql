@@ -349,8 +349,11 @@ WHERE subscription = :subscription AND position > :above
   AND (state IN ('retrying', 'dead', 'applied') OR (state = 'discarded' AND resolved_by IN ('ignore verdict', 'replay')))
 
 -- name: letters_unheard
--- Positions whose letter was open when progress was taken back: not quiet, whatever quiet_until says.
-SELECT position FROM redrive_letters WHERE subscription = :subscription AND state = 'superseded' AND resolved_by = :was_open
+-- Positions whose letter was open when progress was taken back, or was discarded and may be reopened: not quiet,
+-- whatever quiet_until says. One too many does no harm, since the ids of emissions are derived.
+SELECT position FROM redrive_letters l WHERE subscription = :subscription
+  AND ((state = 'superseded' AND resolved_by = :was_open)
+       OR (state <> 'superseded' AND EXISTS (SELECT 1 FROM redrive_journal j WHERE j.letter = l.id AND j.state = 'discarded')))
 
 -- name: letters_heard
 -- They have been settled since, so their emissions were made (or are in the hands of a newer letter).
