@@ -46,6 +46,7 @@ class Call:
     event: str
     lane: str
     epoch: int
+    touched: int  # how often an operator had changed the letter when it began
 
 
 def plan(options: Options, dice: random.Random) -> list[Planned]:
@@ -202,7 +203,7 @@ class Workload:
     def _start(self, process: Process, event: Event[Any], ctx: Any) -> Call:
         planned = self.by_id[event.id]
         lane = {"key": event.key or event.id, "total": "*", "none": event.id}[self.options.order]
-        call = Call(process, event.id, lane, ctx.epoch)
+        call = Call(process, event.id, lane, ctx.epoch, self.operating.touched[event.id])
         world, checker = self.world, self.checker
         world.note(process.owner, "calls", event.id, ctx.attempt)
         running = self.running.get((process.owner, lane))
@@ -220,7 +221,7 @@ class Workload:
         if self.running.get((call.process.owner, call.lane)) is call:
             del self.running[call.process.owner, call.lane]
         if good:
-            self.good[call.process.owner, call.epoch, call.event] = self.operating.touched[call.event]
+            self.good[call.process.owner, call.epoch, call.event] = call.touched
 
     # ------------------------------------------------------------ the world asks
 
