@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from pathlib import Path
+
+from misbehaving import wait_for_file
 from worker_app import build
 
 
@@ -20,3 +24,13 @@ def reset(path: str, flakes: str, name: str) -> None:
     app = build(path, flakes)
     app.operate("crash test").reset(name, "crash test")
     app.close()
+
+
+def hold_the_write_lock(path: str, held: str, gate: str) -> None:
+    """A stranger's transaction that takes its time: until the gate's file exists."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+    connection.execute("BEGIN IMMEDIATE")
+    Path(held).touch()
+    wait_for_file(gate)
+    connection.execute("COMMIT")
+    connection.close()

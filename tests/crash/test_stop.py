@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import Child, Zygote, wait_until
+from processes import Zygote, wait_until
 from worker_app import OF_HANDLERS, OF_PROJECTIONS
 from world import World
 

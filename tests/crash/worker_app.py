@@ -17,9 +17,10 @@ from script import Said, script
 
 from redrive import App, Ignore, Reject, retry
 from redrive.context import Ctx, Tx
+from redrive.errors import StoreError
 from redrive.event import Event
 from redrive.failpoints import arm
-from redrive.observe.signals import Signal
+from redrive.observe.signals import Halted, Signal
 from redrive.testing.failpoints import Failpoint
 
 ROWS = (
@@ -139,13 +140,16 @@ def add_handlers(app: App, functions: Functions) -> None:
 
 
 class Hearing:
-    """Writes what a listener hears to a file, one JSON line per signal."""
+    """Writes what a listener hears to a file, one JSON line per signal; halts also as empty files, for a full disk."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def __call__(self, signals: Sequence[Signal]) -> None:
-        lines = [json.dumps({"signal": type(signal).__name__, **asdict(signal)}) for signal in signals]
+    def __call__(self, facts: Sequence[Signal]) -> None:
+        for fact in facts:
+            if isinstance(fact, Halted):
+                Path(f"{self._path}-halted-{fact.subscription}").touch()
+        lines = [json.dumps({"signal": type(fact).__name__, **asdict(fact)}) for fact in facts]
         with open(self._path, "a") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
@@ -171,11 +175,22 @@ def produce(path: str, acks: str, seed: int, upto: int) -> None:
     told = len(file.read_text().splitlines()) if file.exists() else 0
     with file.open("a") as list_of_mine:
         for event in script(seed, upto)[told:]:
-            say(app, orders, event)
+            while not accepted(app, orders, event):
+                Path(f"{acks}-refused").touch()
+                threading.Event().wait(0.02)
             list_of_mine.write(f"{event.n}\n")
             list_of_mine.flush()
             os.fsync(list_of_mine.fileno())
     app.close()
+
+
+def accepted(app: App, orders: Any, event: Said) -> bool:
+    """A store that cannot take it now says so; the producer keeps the event and says it again."""
+    try:
+        say(app, orders, event)
+    except StoreError:
+        return False
+    return True
 
 
 def say(app: App, orders: Any, event: Said) -> None:

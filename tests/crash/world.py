@@ -93,7 +93,9 @@ class World:
             " redrive_letters h WHERE h.subscription = l.subscription AND h.lane = l.lane AND h.state = 'dead'"
             " AND h.position < l.position)"
         )
-        return self.rows(behind) == [(0,)] and self.rows(heads) == [(0,)]
+        enrolled = len(OF_PROJECTIONS) + len(OF_HANDLERS)
+        known = self.rows("SELECT count(*) FROM redrive_subscriptions")
+        return known == [(enrolled,)] and self.rows(behind) == [(0,)] and self.rows(heads) == [(0,)]
 
     # ------------------------------------------------------------ looking
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 
 from redrive.errors import CommitUnknown, Fenced, Halted, StoreError
@@ -112,6 +113,7 @@ class Supervisor:
         halt_wait = settings.halt_wait
         seen: Lease | None = None
         seen_at = clock.monotonic()
+        unknown_at = -math.inf
         while not self.stopping:
             reason = ""
             try:
@@ -129,8 +131,10 @@ class Supervisor:
                 await self._work(name, taken)
             except Fenced:
                 seen, seen_at = None, clock.monotonic()
-            except CommitUnknown:
-                continue  # take over from ourselves: looking is what a take-over does
+            except CommitUnknown as error:
+                # Take over from ourselves: looking is what a take-over does. A second one soon after is no accident.
+                unknown, unknown_at = clock.monotonic() - unknown_at < settings.lease, clock.monotonic()
+                reason = str(error) if unknown else ""
             except (StoreError, Halted) as error:
                 reason = str(error)
             except Exception as error:  # a bug of ours must not stop the other subscriptions

@@ -7,6 +7,7 @@ job in the caller's thread: the simulator and the test harness need that.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ from redrive.store.sqlite.connection import (
 )
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.writer import Writer
+
+log = logging.getLogger("redrive")
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -191,13 +194,15 @@ class SqliteStore:
         with self._mutex:
             try:
                 self._full.control(BEGIN)
-            except sqlite3.OperationalError:
+            except sqlite3.Error:
                 return  # somebody else writes: next time
             try:
                 hit("checkpoint.begun")
                 self._normal.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            except sqlite3.Error as error:  # the WAL keeps everything: what is wrong will be told by the next commit
+                log.warning("%s: the checkpoint failed (%s); it is tried again later", self.path, error)
             finally:
-                self._full.control(ROLLBACK)
+                self._rollback(self._full)
             self._checkpointed = pages
 
     def changed(self) -> bool:
@@ -205,7 +210,10 @@ class SqliteStore:
         if self._watch is None:
             version = self._full.connection.total_changes
         else:
-            version = self._watch.execute("PRAGMA data_version").fetchone()[0]
+            try:
+                version = self._watch.execute("PRAGMA data_version").fetchone()[0]
+            except sqlite3.Error as error:
+                raise translate(error, self.path) from error
         seen, self._seen_version = self._seen_version, version
         return seen != version
 
