@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 KEYS = 1_000
 POISON_EVERY = 100  # one order in a hundred cannot be applied
-TOTALS = (
-    "CREATE TABLE totals (key TEXT PRIMARY KEY, count INTEGER NOT NULL, amount INTEGER NOT NULL) WITHOUT ROWID"
-)
+TOTALS = "CREATE TABLE totals (key TEXT PRIMARY KEY, count INTEGER NOT NULL, amount INTEGER NOT NULL) WITHOUT ROWID"
 UPSERT = (
     "INSERT INTO totals (key, count, amount) VALUES (?, 1, ?) "
     "ON CONFLICT (key) DO UPDATE SET count = count + 1, amount = amount + excluded.amount"
@@ -81,4 +79,6 @@ def check(who: str, rows: Iterable[Sequence[Any]], expected: Totals) -> None:
         wrong = sum(1 for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
         applied = sum(count for count, _ in found.values())
         wanted = sum(count for count, _ in expected.values())
-        raise WrongTotals(f"{who}: {wrong} of {len(expected)} totals are wrong ({applied} events applied, not {wanted})")
+        raise WrongTotals(
+            f"{who}: {wrong} of {len(expected)} totals are wrong ({applied} events applied, not {wanted})"
+        )

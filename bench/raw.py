@@ -16,7 +16,9 @@ def build(path: Path, n: int) -> None:
     """A log of n events and an empty table of totals."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("CREATE TABLE events (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, payload TEXT NOT NULL)")
+    connection.execute(
+        "CREATE TABLE events (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, payload TEXT NOT NULL)"
+    )
     connection.execute(TOTALS)
     connection.execute("CREATE TABLE progress (position INTEGER NOT NULL)")
     connection.execute("INSERT INTO progress VALUES (0)")
@@ -39,9 +41,10 @@ def catch_up(folder: Path, template: str, n: int) -> Figures:
         select = "SELECT position, id, payload FROM events WHERE position > ? ORDER BY position LIMIT ?"
         while rows := execute(select, (position, PER_TRANSACTION)).fetchall():
             execute("BEGIN IMMEDIATE")
-            for position, _, text in rows:
+            for _, _, text in rows:
                 data = json.loads(text)
                 execute(UPSERT, (data["customer"], data["amount"]))
+            position = rows[-1][0]
             execute("UPDATE progress SET position = ?", (position,))
             execute("COMMIT")
     check("raw", execute("SELECT * FROM totals"), totals_of(orders(n)))

@@ -1,0 +1,119 @@
+"""Who runs, on what: every contestant runs once per round, one after the other, so that ratios compare neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import letters, raw, redrives
+from bench.lab import Figures, Lab
+
+Round = dict[str, Figures]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything."""
+
+    events: int = 50_000
+    fast_peer: int = 5_000  # enough for a steady rate; the job of 50,000 would take it six seconds a round
+    slow_peer: int = 500
+    appends: int = 20_000
+    appends_one_by_one: int = 2_000
+    growth: int = 1_000_000
+    letters: int = 1_000_000
+    latency_per_second: int = 500
+    latency_seconds: float = 4.0
+    idle_seconds: float = 3.0
+
+
+QUICK = Sizes(1_000, 100, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A function of this package, run in a process of its own."""
+
+    name: str
+    topic: str
+    function: str
+    arguments: Callable[[Lab], dict[str, Any]]
+
+
+def contestants(sizes: Sizes) -> list[Contestant]:
+    """All of them, in the order of a round: first those that others are compared with."""
+    n = sizes.events
+
+    def raw_file(lab: Lab) -> dict[str, Any]:
+        return {"template": str(lab.prepared("raw", lambda path: raw.build(path, n))), "n": n}
+
+    def own_file(lab: Lab) -> dict[str, Any]:
+        return {"template": str(lab.prepared("own", lambda path: redrives.build(path, n))), "n": n}
+
+    def own(name: str, topic: str, function: str, **more: Any) -> Contestant:
+        return Contestant(name, topic, f"bench.redrives:{function}", lambda lab: own_file(lab) | more)
+
+    def plain(name: str, topic: str, function: str, **arguments: Any) -> Contestant:
+        return Contestant(name, topic, function, lambda lab: arguments)
+
+    return [
+        Contestant("raw", "raw", "bench.raw:catch_up", raw_file),
+        own("projection", "projection", "projection"),
+        plain("eventsourcing", "peers", "bench.peers:eventsourcing", n=sizes.fast_peer),
+        plain("eventsource-py", "peers", "bench.peers:eventsource_py", n=sizes.slow_peer),
+        own("clean", "poison", "unordered", poison=False),
+        own("poison", "poison", "unordered", poison=True),
+        own("async handler", "handlers", "handler", kind="async"),
+        own("sync handler", "handlers", "handler", kind="sync"),
+        own("keyed state", "handlers", "stateful"),
+        own("emit", "handlers", "emitting"),
+        plain("append one by one", "append", "bench.append:one_by_one", n=sizes.appends_one_by_one),
+        plain("append together", "append", "bench.append:together", n=sizes.appends),
+        plain("append alone", "append", "bench.append:alone", n=sizes.appends_one_by_one),
+        plain("latency", "latency", "bench.latency:latency", per_second=sizes.latency_per_second,
+              seconds=sizes.latency_seconds, idle_seconds=sizes.idle_seconds),
+        Contestant("letters", "letters", "bench.letters:look", lambda lab: _letters_file(lab, sizes)),
+        Contestant("growth", "growth", "bench.redrives:projection", lambda lab: _big_file(lab, sizes.growth)),
+        Contestant("restart", "restart", "bench.restart:restart", own_file),
+        plain("start", "start", "bench.start:start"),
+    ]  # fmt: skip
+
+
+def _big_file(lab: Lab, n: int) -> dict[str, Any]:
+    return {"template": str(lab.prepared(f"big-{n}", lambda path: redrives.build(path, n))), "n": n}
+
+
+def _letters_file(lab: Lab, sizes: Sizes) -> dict[str, Any]:
+    events = Path(_big_file(lab, sizes.letters)["template"])
+    made = lab.prepared("letters", lambda path: letters.build(path, sizes.letters, events))
+    return {"template": str(made), "n": sizes.letters}
+
+
+TOPICS = tuple(dict.fromkeys(contestant.topic for contestant in contestants(QUICK) if contestant.topic != "raw"))
+NEEDS = {  # what a topic is compared with must run in the same round
+    "projection": {"raw"},
+    "peers": {"projection"},
+    "handlers": {"raw"},
+    "growth": {"projection"},
+}
+
+
+def chosen(sizes: Sizes, topics: set[str]) -> list[Contestant]:
+    """The contestants of some topics and whatever they are compared with."""
+    wanted = topics.union(*(NEEDS.get(topic, set()) for topic in topics))
+    return [contestant for contestant in contestants(sizes) if contestant.topic in wanted]
+
+
+def rounds(lab: Lab, who: list[Contestant], count: int, tell: Callable[[str], None]) -> Iterator[Round]:
+    """Round after round."""
+    for contestant in who:
+        tell(f"preparing {contestant.name}")
+        contestant.arguments(lab)
+    for number in range(count):
+        done: Round = {}
+        for contestant in who:
+            tell(f"round {number + 1} of {count}: {contestant.name}")
+            done[contestant.name] = lab.run(contestant.function, **contestant.arguments(lab))
+        yield done

@@ -1,0 +1,97 @@
+"""From the call of `append` in one process to the commit of its effect in another, and what waiting costs.
+
+The clock starts before `append` and stops when a listener hears of the commit, so the producer's own
+sync to disk and a hop between threads are part of every figure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.job import TOTALS, UPSERT, check, orders, totals_of
+from bench.lab import ROOT, Figures, environment
+from redrive import App
+from redrive.observe.signals import Settled, Signal
+
+SETTLE_SECONDS = 1.5  # after its start a worker still looks around often
+
+
+def latency(folder: Path, per_second: int, seconds: float, idle_seconds: float) -> Figures:
+    """The consumer; it starts a producer."""
+    path, n = str(folder / "log.db"), int(per_second * seconds)
+    app = App(path)
+    with app.transaction() as tx:
+        tx.execute(TOTALS)
+    sent: deque[float] = deque()
+    waits: list[float] = []
+
+    @app.projection(app.log("orders"), tables=["totals"])
+    def totals(event: Any, tx: Any) -> None:
+        data = event.data
+        tx.execute(UPSERT, (data["customer"], data["amount"]))
+        sent.append(data["sent"])
+
+    figures = asyncio.run(_measure(app, [path, str(per_second), str(n)], sent, waits, n, idle_seconds))
+    with app.reader() as reader:
+        check("latency", reader.execute("SELECT * FROM totals"), totals_of(orders(n)))
+    app.close()
+    waits.sort()
+    return figures | {"p50_ms": waits[n // 2] * 1e3, "p99_ms": waits[n * 99 // 100] * 1e3, "max_ms": waits[-1] * 1e3}
+
+
+async def _measure(
+    app: App, producer: list[str], sent: deque[float], waits: list[float], n: int, idle_seconds: float
+) -> Figures:
+    over, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_signals(batch: Sequence[Signal]) -> None:
+        now = time.time()
+        for told in batch:
+            if isinstance(told, Settled):
+                waits.extend(now - sent.popleft() for _ in range(told.applied))
+        if len(waits) == n:
+            loop.call_soon_threadsafe(over.set)
+
+    app.listen(on_signals)
+    command = [sys.executable, "-m", "bench.latency", *producer]
+    other = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdin is not None and other.stdout is not None
+    await other.stdout.readline()  # it is ready
+    async with app.running():
+        await asyncio.sleep(SETTLE_SECONDS)
+        cpu = time.process_time()
+        await asyncio.sleep(idle_seconds)
+        idle = (time.process_time() - cpu) / idle_seconds
+        cpu, started = time.process_time(), time.perf_counter()
+        other.stdin.write(b"go\n")
+        await asyncio.wait_for(over.wait(), 120)
+        busy = (time.process_time() - cpu) / (time.perf_counter() - started)
+    await other.wait()
+    return {"n": n, "idle_cpu": idle * 100, "busy_cpu": busy * 100}
+
+
+def produce(path: str, per_second: str, n: str) -> None:
+    """Append at a steady pace; an append that takes long is not made up for by a burst."""
+    log = App(path).log("orders")
+    pause = 1 / float(per_second)
+    made = orders(int(n))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    due = time.perf_counter()
+    for order in made:
+        log.append("order.placed", {**order.data, "sent": time.time()}, key=order.key)
+        due = max(due + pause, time.perf_counter() - pause)
+        time.sleep(max(0.0, due - time.perf_counter()))
+
+
+if __name__ == "__main__":
+    produce(*sys.argv[1:])

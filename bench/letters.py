@@ -1,0 +1,95 @@
+"""A million letters: how long an operator waits for a page, for one letter, for the counts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import redrives
+from bench.lab import Figures
+from redrive import App
+
+CHUNK = 50_000
+PAGE = 50
+LOOKS = 25
+
+# Letters of every state, ten kinds of error, in the lanes of their keys; triggers keep the counters and the journal.
+FILL = """
+INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at,
+       due_set_at, delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint,
+       touched_at)
+SELECT 1, position, key, id, type, key,
+       CASE position % 10 WHEN 0 THEN 'applied' WHEN 1 THEN 'retrying' WHEN 2 THEN 'discarded' ELSE 'dead' END,
+       'attempts_exhausted', 5, 0, 0, 0, 1700000000, 1700000000, 1700000000 + position, 'shop.PaymentRefused',
+       'the bank refused order ' || position || ' with a text of the usual length',
+       printf('%012x', position % 10), 1700000000 + position
+FROM redrive_events WHERE position > ? AND position <= ?
+"""
+
+
+def build(path: Path, n: int, events: Path) -> None:
+    """Letters for the events of a prepared log."""
+    path.write_bytes(events.read_bytes())
+    app = App(str(path))
+
+    @app.projection(app.log("orders"), name="totals", start="now")
+    def totals(event: Any, tx: Any) -> None: ...
+
+    redrives.timed(app, 1)  # registers the subscription
+    app.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("PRAGMA cache_size = -256000")
+    for at in range(0, n, CHUNK):
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(FILL, (at, min(at + CHUNK, n)))
+        connection.execute("COMMIT")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+
+
+def look(folder: Path, template: str, n: int) -> Figures:
+    """Read only, so the prepared file itself is used. The worst of several pages is the page figure."""
+    app = App(template)
+    store = app.runtime.store
+    dice = random.Random(3)
+
+    def timed(ask: Callable[[Any], Any]) -> float:
+        times = []
+        for _ in range(LOOKS):
+            started = time.perf_counter()
+            with store.reading() as tx:
+                found = ask(tx)
+            times.append(time.perf_counter() - started)
+            assert found, "there is always something to find"
+        return median(times) * 1e3
+
+    with store.reading() as tx:
+        total = sum(tx.letters.counts(1).values())
+        assert total == n, f"{total} letters counted, not {n}"
+        some = [row[0] for row in tx.sql.connection.execute("SELECT event_id FROM redrive_letters WHERE id % 9973 = 1")]
+    which = list(itertools.product(("dead", "retrying"), (None, 1), (0, n // 2)))
+    pages = [timed(partial(_page, *one)) for one in which]
+    by_id = timed(lambda tx: _one(tx, dice.randrange(1, n)))
+    by_event = timed(lambda tx: tx.sql.all("letter_of_event", {"event_id": dice.choice(some)}))
+    stats = timed(lambda tx: tx.sql.all("letter_counts"))
+    app.close()
+    return {"n": n, "page_ms": max(pages), "by_id_ms": max(by_id, by_event), "stats_ms": stats}
+
+
+def _page(state: str, subscription: int | None, after: int, tx: Any) -> Any:
+    return tx.letters.page(state, subscription, after, PAGE)
+
+
+def _one(tx: Any, letter: int) -> Any:
+    """What `dlq show` needs: the letter, its event, its history."""
+    found = tx.letters.get(letter)
+    tx.sql.all("attempts_of", {"letter": letter})
+    return found and tx.letters.event(letter)

@@ -1,0 +1,87 @@
+"""The table: what is promised, how it is computed from a round, what must be reached and what is hoped for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.contest import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line; `value` looks at one round only, so ratios are between neighbours in time."""
+
+    topic: str
+    label: str
+    unit: str
+    must: float
+    goal: float | None
+    value: Callable[[Round], float]
+    more_is_better: bool = True
+
+    def reaches(self, value: float, bar: float) -> bool:
+        """Is a value at least as good as a bar?"""
+        return value >= bar if self.more_is_better else value <= bar
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A row with what was measured."""
+
+    row: Row
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def verdict(self) -> str:
+        if self.row.goal is not None and self.row.reaches(self.median, self.row.goal):
+            return "goal"
+        return "must" if self.row.reaches(self.median, self.row.must) else "missed"
+
+
+def ratio(one: str, other: str) -> Callable[[Round], float]:
+    """The rate of one contestant over that of another."""
+    return lambda done: done[one]["rate"] / done[other]["rate"]
+
+
+def figure(who: str, name: str) -> Callable[[Round], float]:
+    """A figure of one contestant."""
+    return lambda done: done[who][name]
+
+
+def _low(topic: str, label: str, unit: str, must: float, goal: float | None, value: Callable[[Round], float]) -> Row:
+    return Row(topic, label, unit, must, goal, value, more_is_better=False)
+
+
+ROWS: tuple[Row, ...] = (
+    Row("projection", "projection catch-up / raw loop", "x", 1.0, 1.4, ratio("projection", "raw")),
+    Row("peers", "projection / eventsourcing, equal durability", "x", 15, 25, ratio("projection", "eventsourcing")),
+    Row("peers", "projection / eventsource-py", "x", 200, 400, ratio("projection", "eventsource-py")),
+    Row("poison", "1 % poison, 3 attempts / own clean rate", "x", 0.8, 0.9, ratio("poison", "clean")),
+    Row("handlers", "async handler without effects / raw", "x", 0.8, 1.5, ratio("async handler", "raw")),
+    Row("handlers", "sync handler without effects / raw", "x", 0.5, 1.0, ratio("sync handler", "raw")),
+    Row("handlers", "handler with keyed state / raw", "x", 0.3, 0.6, ratio("keyed state", "raw")),
+    Row("handlers", "handler with one emit each / raw", "x", 0.2, 0.4, ratio("emit", "raw")),
+    Row("append", "100 producers, durable / one by one", "x", 8, 12, ratio("append together", "append one by one")),
+    _low("latency", "append to applied, 500/s, other process, p50", "ms", 2, 1, figure("latency", "p50_ms")),
+    _low("latency", "append to applied, 500/s, other process, p99", "ms", 8, 4, figure("latency", "p99_ms")),
+    _low("latency", "idle worker, share of a core", "%", 1, None, figure("latency", "idle_cpu")),
+    _low("letters", "1 M letters: a page", "ms", 2, None, figure("letters", "page_ms")),
+    _low("letters", "1 M letters: by id", "ms", 2, None, figure("letters", "by_id_ms")),
+    _low("letters", "1 M letters: counts", "ms", 5, None, figure("letters", "stats_ms")),
+    _low("growth", "catch-up over 1 M events: memory growth", "MB", 50, None, figure("growth", "grown_mb")),
+    Row("growth", "catch-up over 1 M events / 50,000 events", "x", 0.85, None, ratio("growth", "projection")),
+    _low("restart", "SIGKILL to first commit of the successor", "ms", 50, None, figure("restart", "first_ms")),
+    _low("start", "import redrive", "ms", 150, None, figure("start", "import_ms")),
+    _low("start", "redrive --help", "ms", 300, None, figure("start", "help_ms")),
+)  # fmt: skip
+
+
+def results(rounds: Sequence[Round], topics: set[str]) -> list[Result]:
+    """Every row of the chosen topics."""
+    return [Result(row, tuple(row.value(done) for done in rounds)) for row in ROWS if row.topic in topics]

@@ -1,0 +1,76 @@
+"""The measurements run, and what they print has the shape that docs/performance.md relies on. Nothing here is timed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import bench  # noqa: E402
+from bench import job, report, rows  # noqa: E402
+from bench.contest import QUICK, TOPICS, Sizes, chosen, contestants, rounds  # noqa: E402
+from bench.lab import Lab  # noqa: E402
+
+
+@pytest.mark.parametrize("name", sorted(found.name for found in pkgutil.iter_modules(bench.__path__)))
+def test_every_module_of_the_bench_can_be_imported(name: str) -> None:
+    if name != "__main__":
+        importlib.import_module(f"bench.{name}")
+
+
+def test_the_job_is_the_same_for_everybody_and_about_200_bytes_an_event() -> None:
+    made = job.orders(200)
+    assert made == job.orders(200)
+    assert all(150 <= len(job.payload(order)) <= 250 for order in made)
+    assert sum(count for count, _ in job.totals_of(made).values()) == 200
+    assert sum(order.is_poison for order in made) == 2
+
+
+def test_a_wrong_total_is_an_error_not_a_number() -> None:
+    made = job.orders(50)
+    expected = job.totals_of(made)
+    right = [(key, count, amount) for key, (count, amount) in expected.items()]
+    job.check("somebody", right, expected)
+    with pytest.raises(job.WrongTotals, match="1 of"):
+        job.check("somebody", [(right[0][0], right[0][1] + 1, right[0][2]), *right[1:]], expected)
+    with pytest.raises(job.WrongTotals):
+        job.check("somebody", right[1:], expected)
+
+
+def test_every_row_is_computed_from_contestants_that_run_with_its_topic() -> None:
+    everybody = {contestant.name for contestant in contestants(Sizes())}
+    for row in rows.ROWS:
+        here = {contestant.name for contestant in chosen(QUICK, {row.topic})}
+        assert here <= everybody
+        named = [name for cell in row.value.__closure__ or () if (name := cell.cell_contents) in everybody]
+        assert named and set(named) <= here, row.label
+    assert {row.topic for row in rows.ROWS} == set(TOPICS)
+
+
+def test_a_quick_run_of_the_main_rows_gives_every_figure_the_report_needs(tmp_path: Path) -> None:
+    topics = {"projection", "poison", "handlers", "append", "letters"}
+    (done,) = rounds(Lab(tmp_path), chosen(QUICK, topics), 1, lambda text: None)
+    assert all(figures["n"] > 0 for figures in done.values())
+    found = rows.results([done], topics)
+    assert [result.row for result in found] == [row for row in rows.ROWS if row.topic in topics]
+    assert all(result.median > 0 and result.verdict in report.SHOWN for result in found)
+    text = report.table(found)
+    assert all(result.row.label in text for result in found)
+    data = report.as_json([done], found, QUICK)
+    assert [row["what"] for row in data["rows"]] == [result.row.label for result in found]
+    page = report.with_table(f"a\n{report.BEGIN}\nold\n{report.END}\nb\n", report.markdown([done], found, data))
+    assert "old" not in page
+    assert page.startswith("a\n")
+    assert page.endswith(f"{report.END}\nb\n")
+
+
+def test_the_page_in_docs_has_the_marks_between_which_a_run_writes_its_table() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    assert page.count(report.BEGIN) == 1
+    assert page.index(report.BEGIN) < page.index(report.END)
