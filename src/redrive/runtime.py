@@ -53,6 +53,16 @@ class Runtime:
         return self._env
 
     @property
+    def path(self) -> str:
+        """The store's file, wherever it was said."""
+        return store_path(self.settings.store or self._url)
+
+    def check_exists(self) -> None:
+        """Refuse a store that nobody has made yet: whoever only looks must not make one."""
+        if not SqliteStore.exists(self.path):
+            raise UsageError(f"there is no store at {self.path}: say which with --store, --app or REDRIVE_STORE")
+
+    @property
     def store(self) -> SqliteStore:
         """The store, opened at first use."""
         self._notice_fork()
@@ -61,7 +71,7 @@ class Runtime:
                 if self._store is None:
                     settings = self.settings
                     self._store = SqliteStore(
-                        store_path(settings.store or self._url),
+                        self.path,
                         busy_timeout=settings.busy_timeout,
                         checkpoint_pages=settings.checkpoint_pages,
                         inline=self.inline,

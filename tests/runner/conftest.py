@@ -22,7 +22,7 @@ class CheckedHarness(Harness):
 
     def close(self) -> None:
         wrong = []
-        if not self.tampered and not self._loop.is_closed():
+        if not self.tampered and not self._driver.loop.is_closed():
             self.fault = None
             wrong = [verdict for verdict in self.app.operate().verify() if not verdict.sound]
         super().close()

@@ -161,8 +161,8 @@ def test_a_stop_that_was_asked_for_excuses_a_kill_that_comes_after_it(app: App, 
     async def apply(event, ctx):
         calls.append(event.key)
         if len(calls) > 1:
-            assert harness._supervisor is not None
-            harness._supervisor.stop("SIGTERM")
+            assert harness._driver.supervisor is not None
+            harness._driver.supervisor.stop("SIGTERM")
             await asyncio.sleep(1)
         harness.crash()
 

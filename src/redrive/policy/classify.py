@@ -9,6 +9,7 @@ No code of the exception is run to find out: a property that raises must not hid
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from redrive.errors import BadKey, Reject, Undecodable, UsageError
 
@@ -41,6 +42,18 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 def http_status(error: BaseException) -> int | None:
     """The HTTP status that the exception or its response carries as plain data, if any."""
+    if not object.__getattribute__(error, "__dict__"):  # most exceptions: only their class could tell, and once
+        return _status_of_class(type(error))
+    return _status(error)
+
+
+@lru_cache(1024)
+def _status_of_class(kind: type) -> int | None:
+    found = (_inherited(kind, name) for name in _STATUS_NAMES)
+    return next((int(status) for status in found if isinstance(status, int) and 100 <= status <= 599), None)
+
+
+def _status(error: BaseException) -> int | None:
     for holder in (error, _stored(error, "response")):
         for name in _STATUS_NAMES:
             status = _stored(holder, name)
@@ -62,7 +75,11 @@ def _stored(holder: object, name: str) -> object:
         own = {}
     if name in own:
         return own[name]
-    return next((kind.__dict__[name] for kind in type(holder).__mro__ if name in kind.__dict__), None)
+    return _inherited(type(holder), name)
+
+
+def _inherited(kind: type, name: str) -> object:
+    return next((one.__dict__[name] for one in kind.__mro__ if name in one.__dict__), None)
 
 
 def _blames_the_request(error: BaseException) -> bool:

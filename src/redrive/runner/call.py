@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import linecache
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from functools import lru_cache
+from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
 from redrive.context import Ctx, Escalate, Tx
@@ -28,10 +29,8 @@ def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
     cls = type(error)
     name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     message = _text(error, limit)
-    frames = [
-        (str(frame.f_globals.get("__name__", "?")), frame.f_code.co_name) for frame, _ in _frames(error.__traceback__)
-    ]
-    return Failure(_storable(name, 200), message, _trace(error, message, limit), fingerprint(name, frames, message))
+    path = _stack(_places(error.__traceback__))[1]
+    return Failure(_storable(name, 200), message, _trace(error, message, limit), fingerprint(name, path, message))
 
 
 def _text(error: BaseException, limit: int) -> str:
@@ -47,14 +46,30 @@ def _storable(text: str, limit: int) -> str:
     return raw.decode("utf-8", "ignore").replace("\0", "\\0")
 
 
-def _frames(tb: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """The user's frames and lines, innermost last; ours would group everything together and help nobody."""
-    frames = []
+Places = tuple[tuple[CodeType, int, str], ...]
+
+
+def _places(tb: TracebackType | None) -> Places:
+    """Code, line and module of the user's frames, innermost last; ours would help nobody."""
+    places = []
     while tb is not None:
-        if not str(tb.tb_frame.f_globals.get("__name__", "")).startswith("redrive."):
-            frames.append((tb.tb_frame, tb.tb_lineno))
+        frame = tb.tb_frame
+        module = frame.f_globals.get("__name__", "?")
+        if not (isinstance(module, str) and module.startswith("redrive.")):
+            places.append((frame.f_code, tb.tb_lineno, str(module)))
         tb = tb.tb_next
-    return frames[-FRAMES_MAX:]
+    return tuple(places[-FRAMES_MAX:])
+
+
+@lru_cache(256)
+def _stack(places: Places) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The text of a stack, and its (module, function) path. The same bug comes from the same place, many times."""
+    lines = [
+        f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
+        f"    {linecache.getline(code.co_filename, line).strip()}\n"
+        for code, line, _ in places
+    ]
+    return "".join(lines), tuple((module, code.co_name) for code, _, module in places)
 
 
 def _trace(error: BaseException, message: str, limit: int) -> str:
@@ -64,11 +79,8 @@ def _trace(error: BaseException, message: str, limit: int) -> str:
     while len(chain) < CAUSES_MAX and (cause := _cause(chain[-1])) and not any(cause is link for link in chain):
         chain.append(cause)
     for link in reversed(chain):
-        for frame, line in _frames(link.__traceback__):
-            code = frame.f_code
-            source = linecache.getline(code.co_filename, line).strip()
-            parts.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}\n    {source}\n')
         text = message if link is error else _text(link, limit)
+        parts.append(_stack(_places(link.__traceback__))[0])
         parts.append(f"{type(link).__qualname__}: {text}\n" + ("" if link is error else "which led to\n"))
     return _storable("".join(parts)[-limit:].rstrip(), limit)
 

@@ -23,7 +23,7 @@ from redrive.runner.project import Projector
 from redrive.runner.wake import Wake
 
 SETTLE_AT = 500  # outcomes worth a commit of their own while there is more to call
-SETTLE_AFTER = 0.005  # seconds an outcome may wait for company
+SETTLE_AFTER = 0.01  # seconds an outcome may wait for company
 YIELD_EVERY = 256  # calls between two turns of the event loop: others want to run too
 
 
@@ -390,4 +390,4 @@ class ThreadStaff(Staff):
         for _ in self._threads:
             self._calls.put(False)
         while any(thread.is_alive() for thread in self._threads) and not self.loop.abandoned:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # threads have no event to wait for without one more thread

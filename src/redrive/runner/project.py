@@ -79,6 +79,7 @@ class Projector:
         self._emitted: Event[Any] | None = None  # the event of the last emission in this run, and its number
         self._ordinal = 0
         self._settling: Settling | None = None
+        self._escalating = False  # an emission asked for the durable connection
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
 
@@ -111,8 +112,13 @@ class Projector:
         try:
             run()
         except Escalate:
-            self.duty.durable = True
+            self.duty.durable, self._escalating = True, False
             run()
+
+    def _escalate_if_swallowed(self) -> None:
+        """A function that catches everything caught our own signal, too: its emission is still to be made."""
+        if self._escalating:
+            raise Escalate
 
     # ------------------------------------------------------------ intake
 
@@ -139,6 +145,7 @@ class Projector:
                 batch.last = batch.rows[ran - 1][0] if ran else duty.window.position
             if batch.last == duty.window.position:
                 raise _Nothing
+            self._escalate_if_swallowed()
             settling.finish(duty.window.pass_to(batch.last))
             hit("batch.before_commit")
         hit("batch.committed")
@@ -340,6 +347,7 @@ class Projector:
                 duty.load_lanes(tx, settling.fresh_version)
             for lane, head in due:
                 self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), turn, started, alone)
+            self._escalate_if_swallowed()
             settling.finish(duty.window.pass_to(duty.window.position))
             hit("letter.before_commit")
         hit("letter.committed")
@@ -382,6 +390,7 @@ class Projector:
     ) -> None:
         duty = self.duty
         if not duty.durable:
+            self._escalating = True
             raise Escalate
         assert self._settling is not None
         if key is SAME_KEY and duty.subscription.batch:

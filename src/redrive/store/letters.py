@@ -59,7 +59,7 @@ class Letters:
             "error_message": failure.message, "fingerprint": failure.fingerprint, "due_at": 0.0, "delay": 0.0,
             "resolved_by": None, **change,
         }  # fmt: skip
-        return self._sql.run("letter_retry", values) == 1
+        return self._sql.run("letter_again" if state == "retrying" else "letter_retry", values) == 1
 
     def settle(self, head: Head, state: str, attempts: int, now: float, resolved_by: str) -> bool:
         """The attempt ended the letter: `applied`, or `discarded` by an Ignore verdict."""

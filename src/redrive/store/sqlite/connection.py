@@ -7,6 +7,7 @@ choice per process: the stdlib's, which users, Django and SQLAlchemy use too.
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ class Guard:
         if action == sqlite3.SQLITE_TRANSACTION and not self.engine:
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
+
+
+def holds_store(path: str) -> bool:
+    """Does this database have our tables?"""
+    try:
+        with closing(sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'redrive_meta'").fetchone() is not None
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot open the store {path}: {error}") from error
 
 
 def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_only: bool = False) -> Connection:

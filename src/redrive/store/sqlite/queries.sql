@@ -226,6 +226,14 @@ UPDATE redrive_letters SET state = :state, reason = :reason, rev = rev + 1, atte
        touched_at = :now, resolved_by = :resolved_by
 WHERE id = :id AND rev = :rev AND state = 'retrying'
 
+-- name: letter_again
+-- The same for a letter that stays `retrying`: its state is not written, so the indexes on it are not either.
+UPDATE redrive_letters SET reason = :reason, rev = rev + 1, attempts = :attempts, replaying = 0,
+       due_at = :due_at, due_set_at = :now, delay = :delay, first_failed_at = coalesce(first_failed_at, :now),
+       last_failed_at = :now, error_type = :error_type, error_message = :error_message, fingerprint = :fingerprint,
+       touched_at = :now
+WHERE id = :id AND rev = :rev AND state = 'retrying'
+
 -- name: letter_settle
 UPDATE redrive_letters SET state = :state, rev = rev + 1, attempts = :attempts, replaying = 0, touched_at = :now,
        resolved_by = :resolved_by

@@ -32,6 +32,7 @@ from redrive.store.sqlite.connection import (
     Connection,
     Guard,
     is_the_world,
+    holds_store,
     open_connection,
     translate,
 )
@@ -104,6 +105,11 @@ class SqliteStore:
         self._seen_version = -1
         self._checkpointed = 0
         self._writer = None if inline else Writer(self)
+
+    @staticmethod
+    def exists(path: str) -> bool:
+        """Is there a file with a store in it? Nothing is created or changed by asking."""
+        return Path(path).is_file() and holds_store(path)
 
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
         return open_connection(self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only)
