@@ -389,5 +389,5 @@ class ThreadStaff(Staff):
         """Wait for those that still run: their keys are busy, and nobody may take the events up before."""
         for _ in self._threads:
             self._calls.put(False)
-        while any(thread.is_alive() for thread in self._threads) and not self.loop.abandoned:
+        while any(thread.is_alive() for thread in self._threads) and not self.loop.abandoned:  # noqa: ASYNC110
             await asyncio.sleep(0.005)  # threads have no event to wait for without one more thread

@@ -264,10 +264,8 @@ class Settling:
         """Move the prefix and the counters; the last writes of the transaction."""
         plan = self._plan = plan or self.duty.window.plan(self.settled)
         progress, subscription = self.tx.progress, self.duty.id
-        if plan.add:
-            progress.mark_done(subscription, plan.add)
-        if plan.pruned or plan.prefix != self.duty.window.position:
-            progress.prune_done(subscription, plan.prefix, plan.pruned)
+        if plan.add or plan.pruned or plan.prefix != self.duty.window.position:
+            progress.move_done(subscription, plan.add, plan.prefix, plan.pruned)
         last = self._last
         anchor = None
         if plan.prefix != self.duty.window.position:

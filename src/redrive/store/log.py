@@ -37,10 +37,6 @@ class Logs:
         """A transaction that may have created a log was rolled back."""
         self._ids.clear()
 
-    def names(self) -> list[str]:
-        """All logs, by name."""
-        return [name for _, name in self._sql.all("log_all")]
-
     def append(self, log_name: str, events: Sequence[NewEvent]) -> tuple[list[Row], bool]:
         """Store events in order and return their rows, and whether one of them was there already.
 
@@ -106,10 +102,6 @@ class Logs:
     def of_key(self, log: int, key: str, after_version: int, limit: int) -> list[Row]:
         """The events of one key above a version, in order."""
         return self._sql.all("events_of_key", (log, key, after_version, limit))
-
-    def by_id(self, log: int, event_id: str) -> Row | None:
-        """One event by its id."""
-        return self._sql.one("event_by_id", (log, event_id))
 
     def last(self, log: int) -> int:
         """The position of the newest event; 0 if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from redrive.errors import BugError, Fenced
 from redrive.store.port import ProgressRow, Subscribed
@@ -64,12 +64,13 @@ class Progress:
         """Settled positions above the prefix."""
         return [row[0] for row in self._sql.all("done_all", (subscription,))]
 
-    def mark_done(self, subscription: int, positions: Iterable[int]) -> None:
-        """Remember settled positions above the prefix; a repeated one is an error of the caller."""
-        self._sql.many("done_add", [(subscription, position) for position in positions])
+    def move_done(self, subscription: int, add: Sequence[int], prefix: int, expected: int) -> None:
+        """Remember settled positions above the prefix, drop those it has passed.
 
-    def prune_done(self, subscription: int, prefix: int, expected: int) -> None:
-        """Drop what the prefix has passed. Another number of rows than we knew of means: look again."""
+        A repeated one, or another number passed than we knew of, means: somebody else settled here, look again.
+        """
+        if add:
+            self._sql.many("done_add", [(subscription, position) for position in add])
         if self._sql.run("done_prune", (subscription, prefix)) != expected:
             raise Fenced(f"subscription {subscription}: done rows below {prefix} are not the ones we know")
 

@@ -31,8 +31,8 @@ from redrive.store.sqlite.connection import (
     ROLLBACK,
     Connection,
     Guard,
-    is_the_world,
     holds_store,
+    is_the_world,
     open_connection,
     translate,
 )
