@@ -1,0 +1,86 @@
+"""Put an app on another store, clock and settings for a while, and give it back as it was."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redrive.app import App
+from redrive.errors import UsageError
+from redrive.observe.signals import Listener, Signals
+from redrive.settings import Settings
+from redrive.testing.crashing import MortalStore
+from redrive.testing.fakes import FakeEnv
+from redrive.units import duration
+
+_FOREVER = duration("366d")
+_bound: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class Binding:
+    """One app, bound to a file, an environment and settings of a test."""
+
+    def __init__(self, app: App, path: str, env: FakeEnv, settings: Settings | None, listener: Listener) -> None:
+        runtime = app.runtime
+        if runtime in _bound:
+            raise UsageError("this app is in a harness already: close that one first")
+        self.app, self.path, self.env = app, path, env
+        self._former = dict(vars(runtime))
+        self._settings = _quiet(runtime._settings or Settings()) if settings is None else settings
+        runtime.signals = Signals(inline=True)
+        for former in (*self._former["signals"]._listeners, listener):
+            runtime.signals.listen(former)
+        runtime.inline, runtime._given_env, runtime._readers = True, True, None
+        runtime._url, runtime._env = path, env
+        runtime._settings = msgspec.structs.replace(self._settings, store=None)
+        self.open()
+        _bound.add(runtime)
+        with self.store.reading() as tx:  # a second test on one file must not give the same ids again
+            ((last,),) = tx.connection.execute("SELECT coalesce(max(position), 0) FROM redrive_events").fetchall()
+        env.dice.seed(f"{env.seed} {env.owner} {last}")
+
+    @property
+    def store(self) -> MortalStore:
+        """The store of the test."""
+        store = self.app.runtime.store
+        assert isinstance(store, MortalStore), "the app was closed behind the harness's back"
+        return store
+
+    def open(self) -> None:
+        """Open the file, as a new process would."""
+        limits = self._settings
+        self.app.runtime._store = MortalStore(
+            self.path, busy_timeout=limits.busy_timeout, checkpoint_pages=limits.checkpoint_pages
+        )
+
+    def reopen(self, owner: str) -> None:
+        """Another process on the same file: its predecessor is known to be gone."""
+        self.app.runtime._readers = None
+        self.app.close()
+        self.env.dead.add(self.env.owner)
+        self.env.owner = owner
+        self.open()
+
+    def release(self) -> None:
+        """Give the app back as it was."""
+        self.app.close()
+        vars(self.app.runtime).update(self._former)
+        _bound.discard(self.app.runtime)
+
+
+def _quiet(settings: Settings) -> Settings:
+    """Nobody else is on the store of a test: looking for others would only make time expensive."""
+    return msgspec.structs.replace(settings, lease=_FOREVER, poll_min=_FOREVER, poll_max=_FOREVER)
+
+
+def temporary_file(owner: object) -> str:
+    """A file that lasts as long as its owner; on a memory disk if there is one, because a test needs no fsync."""
+    memory = Path("/dev/shm")
+    folder = tempfile.mkdtemp(prefix="redrive-", dir=memory if memory.is_dir() else None)
+    weakref.finalize(owner, shutil.rmtree, folder, True)
+    return f"{folder}/test.db"
