@@ -463,6 +463,10 @@ VALUES (:now, :who, :action, :subscription, :target, :reason, :details, :hash) R
 -- name: audit_all
 SELECT id, at, who, action, subscription, target, reason, details, hash FROM redrive_audit WHERE id > :after ORDER BY id LIMIT :limit
 
+-- name: audit_of_target
+SELECT id, at, who, action, reason, details FROM redrive_audit
+WHERE subscription = :subscription AND target = :target ORDER BY id
+
 -- ---------------------------------------------------------------- ledger
 
 -- name: ledger_unsettled_letters
