@@ -7,6 +7,7 @@ for something that will never come, and `Deadlock` says who. Single-threaded: no
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -93,7 +94,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _NoSelector(self.clock)
         super().__init__(selector)
         selector.explain = self._who_waits
-        self._clock_resolution = 1e-9  # rounding must never leave a timer a hair before its time
+
+    @property
+    def _clock_resolution(self) -> float:
+        """Rounding must never leave a timer a hair before its time; after a year a nanosecond is less than a hair."""
+        return max(1e-9, 2 * math.ulp(self.clock.monotonic()))
+
+    @_clock_resolution.setter
+    def _clock_resolution(self, real: float) -> None:
+        pass
 
     def time(self) -> float:
         return self.clock.monotonic()
