@@ -20,7 +20,7 @@ from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
 from redrive.runner.call import attempt, attempt_async, outcome_of, overran
 from redrive.runner.duty import Duty, Work
-from redrive.runner.settle import Settling, decision
+from redrive.runner.settle import Settling, StateConflict, decision
 from redrive.store.sql import Row
 
 
@@ -36,6 +36,7 @@ class Desk:
         # What is busy, with what queues behind it: lanes by name, and letters without a lane by their id.
         self._waiting: dict[str | int, deque[Work] | None] = {}
         self._queued = 0
+        self._lanes = duty.lanes
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.outbox) + len(self.running) + len(self.alone) + self._queued
@@ -96,12 +97,38 @@ class Desk:
         careful = self.duty.horizon or self.duty.suspects
         (self.alone if careful and self.duty.needs_care(work) else self.ready).append(work)
 
+    def again(self, work: Work) -> None:
+        """A conflict's pause is over. What is in no lane runs one at a time now, by key: side by side they met it."""
+        if work.lane is None and work.head is None and work.reruns == 1:
+            self.add(work)
+        else:
+            self.ready.append(work)
+
+    def look_again(self) -> None:
+        """The letters were read anew: what waits with an old revision is given up, the new head comes by itself."""
+        lanes = self.duty.lanes
+        if lanes is self._lanes:
+            return
+        self._lanes = lanes
+        stale: list[Work] = []
+        for queue in (self.ready, self.alone):
+            waiting = list(queue)
+            old = [w for w in waiting if w.head is not None and lanes.head(w.lane, w.head.letter) != w.head]
+            for work in old:
+                try:
+                    queue.remove(work)
+                except ValueError:  # a worker was faster
+                    continue
+                stale.append(work)
+        for work in stale:
+            self.free(work)
+
     def free_all(self, works: list[Work]) -> None:
         """Settled: the next of each lane may start."""
         waiting = self._waiting
         for work in works:
             lane = work.lane
-            if work.head is not None or work.chained or (lane is not None and waiting[lane]):
+            if work.head is not None or work.chained or work.reruns or (lane is not None and waiting[lane]):
                 self.free(work)
             elif lane is not None:  # nobody waits: the ordinary case, quickly
                 del waiting[lane]
@@ -130,6 +157,8 @@ def _place(work: Work) -> str | int | None:
     """Where a work is alone: its lane; without one, its letter, since letters may be looked at anew while one runs."""
     if work.lane is None and work.head is not None:
         return work.head.letter
+    if work.lane is None and work.reruns and work.key is not None:
+        return f"\0{work.key}"  # no lane has such a name
     return work.lane
 
 
@@ -314,7 +343,8 @@ class Handling:
             settling.lose(work)
         if error is not None:
             work.effects = None
-            work.outcome = outcome_of(error, store.is_the_world, reruns=work.reruns)
+            reruns = 0 if isinstance(error, StateConflict) else work.reruns  # it ends: one of them wins each time
+            work.outcome = outcome_of(error, store.is_the_world, reruns=reruns)
             self._write_bad(settling, work, result)
 
     def _write_bad(self, settling: Settling, work: Work, result: Round) -> None:

@@ -198,7 +198,7 @@ class HandlerLoop(Loop):
             self.duty.states.pop(work.key, None)
         if work.event is not None:
             work.event.forget()  # the function must not see its own changes
-        self.desk.ready.append(work)
+        self.desk.again(work)
         self.wake.ring()
 
     def _give_back(self, work: Work) -> None:
@@ -211,6 +211,7 @@ class HandlerLoop(Loop):
         desk = self.desk
         if self.stopping:
             return
+        desk.look_again()
         if desk.alone and not desk.running and not desk.outbox:
             work = desk.alone.popleft()
             await self.bridge.run(lambda: self.work.mark_alone(work))
