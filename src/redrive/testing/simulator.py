@@ -32,8 +32,9 @@ class Result:
 
     def __str__(self) -> str:
         verdict = f"VIOLATION {self.violation}" if self.violation else "kept every promise"
+        figures = f"{self.commits} commits, {self.deaths} deaths, {self.seconds:.1f} s"
         return (
-            f"seed {self.options.seed}: {verdict} ({self.commits} commits, {self.deaths} deaths, {self.seconds:.1f} s)\n"
+            f"seed {self.options.seed}: {verdict} ({figures})\n"
             f"options: {self.options}\n"
             f"again: python -m redrive.testing.simulator {self.options.seed}"
         )

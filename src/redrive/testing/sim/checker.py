@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from redrive.testing.sim.world import World
 
 OPEN = ("retrying", "dead")
-MAY_DIE = {"reject": ("rejected",)}  # why else than for want of attempts
+MAY_DIE = {"reject": "rejected"}  # why else than for want of attempts
 CHARGES = 3  # deaths of workers before an event may be blamed for them
 
 
@@ -86,7 +86,8 @@ class Checker:
         rewound = not worker and now.position < before.position
         if rewound:
             self.rebuilt = True
-        self._check_effects(now, () if rewound or now.effects[: len(before.effects)] != before.effects else before.effects)
+        grown = not rewound and now.effects[: len(before.effects)] == before.effects
+        self._check_effects(now, before.effects if grown else ())
         self._check_ledger(now)
         self._check_letters(now)
         self._check_derived(now)
@@ -158,7 +159,8 @@ class Checker:
         ignored = 0
         for planned in self.wanted:
             letter = now.letters.get(planned.id)
-            fates = [planned.id in applied] + [letter is not None and letter.state in group for group in (OPEN, ("discarded",))]
+            state = None if letter is None else letter.state
+            fates = [planned.id in applied, state in OPEN, state == "discarded"]
             passed = self._passed(planned, now)
             if passed and planned.fate == "ignore" and not any(fates):
                 ignored += 1
@@ -184,12 +186,14 @@ class Checker:
         """Nobody is buried or discarded without cause."""
         for letter in now.letters.values():
             planned = self.workload.by_id[letter.event]
-            if letter.state == "dead" and letter.reason not in ("attempts_exhausted", *MAY_DIE.get(planned.fate, ())):
-                if letter.reason != "crashed_worker" or self.world.deaths < CHARGES:
-                    self._fail(f"buried without cause: {letter.event} ({planned.fate}) is dead: {letter.reason}")
-            if letter.state == "discarded" and planned.fate not in ("junk", "ignore"):
-                if letter.event not in self.workload.operating.discards:
-                    self._fail(f"discarded without being asked: {letter.event}")
+            causes = {"attempts_exhausted", MAY_DIE.get(planned.fate)}
+            if self.world.deaths >= CHARGES:
+                causes.add("crashed_worker")
+            if letter.state == "dead" and letter.reason not in causes:
+                self._fail(f"buried without cause: {letter.event} ({planned.fate}) is dead: {letter.reason}")
+            asked = planned.fate in ("junk", "ignore") or letter.event in self.workload.operating.discards
+            if letter.state == "discarded" and not asked:
+                self._fail(f"discarded without being asked: {letter.event}")
             failures, attempts = self.workload.failures[letter.event], self.options.attempts
             dead, untouched = letter.state == "dead", not self.workload.operating.touched[letter.event]
             if dead and letter.reason == "attempts_exhausted" and failures < attempts and untouched:

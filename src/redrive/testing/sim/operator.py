@@ -99,6 +99,6 @@ class Operating:
 
 def _pause(process: Process, paused: bool) -> None:
     with process.store.transaction() as tx:
-        (row,) = tx.progress.all()
-        tx.progress.lock(row.id)
-        tx.sql.run("paused_set", {"subscription": row.id, "paused": int(paused)})
+        for row in tx.progress.all():  # none before the first worker has enrolled
+            tx.progress.lock(row.id)
+            tx.sql.run("paused_set", {"subscription": row.id, "paused": int(paused)})

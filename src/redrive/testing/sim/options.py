@@ -97,7 +97,7 @@ class Options:
         )
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:
-            raise UsageError(f"a schedule has no option {sorted(unknown)[0]!r}")
+            raise UsageError(f"a schedule has no option {min(unknown)!r}")
         return replace(drawn, **given)
 
     @property

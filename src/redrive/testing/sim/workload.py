@@ -46,7 +46,6 @@ class Call:
     event: str
     lane: str
     epoch: int
-    touched: int  # how often an operator had changed the letter when it began
 
 
 def plan(options: Options, dice: random.Random) -> list[Planned]:
@@ -78,7 +77,7 @@ class Workload:
         self.fixed = False  # the bug is repaired: nothing is poison any more
         self.failures: Counter[str] = Counter()
         self.running: dict[tuple[str, str], Call] = {}
-        self.good: dict[tuple[str, int, str], int] = {}
+        self.good: set[tuple[str, int, str]] = set()  # calls that returned, by process and epoch
         self._all_sent = False
 
     # ------------------------------------------------------------ functions
@@ -203,7 +202,7 @@ class Workload:
     def _start(self, process: Process, event: Event[Any], ctx: Any) -> Call:
         planned = self.by_id[event.id]
         lane = {"key": event.key or event.id, "total": "*", "none": event.id}[self.options.order]
-        call = Call(process, event.id, lane, ctx.epoch, self.operating.touched[event.id])
+        call = Call(process, event.id, lane, ctx.epoch)
         world, checker = self.world, self.checker
         world.note(process.owner, "calls", event.id, ctx.attempt)
         running = self.running.get((process.owner, lane))
@@ -211,9 +210,9 @@ class Workload:
             world.fail(f"one call per lane: {event.id} starts while {running.event} runs in {process.owner}")
         self.running[process.owner, lane] = call
         checker.check_start(planned, ctx.epoch, ctx.attempt, self.failures[event.id])
-        touched = self.good.get((process.owner, ctx.epoch, event.id))
         excused = planned.fate == "picky" or (self.options.order == "none" and self.options.state)
-        if touched is not None and touched == self.operating.touched[event.id] and not excused:
+        excused = excused or self.operating.touched[event.id] > 0  # the attempt lost to an operator
+        if (process.owner, ctx.epoch, event.id) in self.good and not excused:
             world.fail(f"called again: {event.id} had succeeded in this epoch and nothing went wrong since")
         return call
 
@@ -221,7 +220,7 @@ class Workload:
         if self.running.get((call.process.owner, call.lane)) is call:
             del self.running[call.process.owner, call.lane]
         if good:
-            self.good[call.process.owner, call.epoch, call.event] = call.touched
+            self.good.add((call.process.owner, call.epoch, call.event))
 
     # ------------------------------------------------------------ the world asks
 
