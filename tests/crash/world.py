@@ -14,6 +14,7 @@ from script import Fates, Said, fates, script
 from worker_app import OF_HANDLERS, OF_PROJECTIONS, ORDERED, build, found
 
 from redrive.event import emission_id
+from redrive.replay.ledger import Verdict
 
 SMALL = {  # small windows: a crash makes what was in flight run one by one
     "REDRIVE_WINDOW_MAX": "16",
@@ -28,15 +29,18 @@ SMALL = {  # small windows: a crash makes what was in flight run one by one
 class World:
     """A folder with a store, a producer's list and the flakes' memory."""
 
-    def __init__(self, zygote: Zygote, folder: Path, seed: int = 0, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, zygote: Zygote, folder: Path, seed: int = 0, env: dict[str, str] | None = None, *, new: bool = True
+    ) -> None:
         self.zygote, self.folder, self.seed = zygote, folder, seed
         self.env = SMALL | (env or {})
         self.path = str(folder / "shop.db")
         self.acks, self.flakes = folder / "acks", folder / "flakes"
-        self.flakes.mkdir()
+        self.flakes.mkdir(exist_ok=True)
         self.replays = 1  # how often a letter may have been sent round by the operators of this world
         self.said = 0  # how many events the producer was told to say
-        found(self.path)
+        if new:
+            found(self.path)
 
     # ------------------------------------------------------------ processes
 
@@ -206,14 +210,18 @@ class World:
 
     def check_ledger(self) -> None:
         """Each event that a filter asked for has exactly one fate, says the ledger that users run."""
-        app = build(self.path, str(self.flakes))
-        try:
-            verdicts = app.operate("crash test").verify()
-        finally:
-            app.close()
+        verdicts = self.verify()
         assert {verdict.subscription for verdict in verdicts} == {*OF_PROJECTIONS, *OF_HANDLERS}
         assert [(verdict.subscription, verdict.violations) for verdict in verdicts if not verdict.sound] == []
         assert {verdict.pending for verdict in verdicts} == {0}
+
+    def verify(self) -> list[Verdict]:
+        """What `redrive verify` says."""
+        app = build(self.path, str(self.flakes))
+        try:
+            return app.operate("crash test").verify()
+        finally:
+            app.close()
 
 
 def check_order(name: str, effects: Sequence[tuple[str | None, int]]) -> None:

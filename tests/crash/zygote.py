@@ -18,12 +18,13 @@ from typing import Any
 
 import misbehaving
 import operating
+import powered
 import worker_app
 
 from redrive import failpoints
 from redrive.testing.failpoints import arm_from_environment
 
-PROGRAMS = {module.__name__: module for module in (worker_app, operating, misbehaving)}
+PROGRAMS = {module.__name__: module for module in (worker_app, operating, misbehaving, powered)}
 
 
 def main() -> None:
