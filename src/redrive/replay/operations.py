@@ -11,7 +11,7 @@ from redrive.replay import ledger, rebuild
 from redrive.replay.deed import Operator, whoami
 from redrive.replay.ledger import Verdict
 from redrive.replay.letters import LetterDesk
-from redrive.replay.rebuild import Rebuilding
+from redrive.replay.rebuild import Rebuilding, ResetPlan
 from redrive.replay.status import SubscriptionStatus, status
 from redrive.replay.subscriptions import SubscriptionDesk
 from redrive.store.port import Store
@@ -40,6 +40,10 @@ class Operations:
     def reset(self, name: str, reason: str) -> Rebuilding:
         """Empty what a subscription built and take it back to its start; the next run builds it again."""
         return rebuild.reset(self.operator, name, reason, self.declared.get(name))
+
+    def plan_reset(self, name: str) -> ResetPlan:
+        """What `reset` would clear."""
+        return rebuild.plan_reset(self.operator.store, name, self.declared.get(name))
 
     def progress(self, name: str) -> Rebuilding:
         """How far a rebuild has come."""

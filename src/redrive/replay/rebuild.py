@@ -43,6 +43,29 @@ class Rebuilding:
         return 1.0 if way <= 0 else min(1.0, max(0.0, (self.position - self.start) / way))
 
 
+@dataclass(frozen=True, slots=True)
+class ResetPlan:
+    """What a reset would clear."""
+
+    subscription: str
+    position: int
+    start: int
+    open_letters: int
+    tables: tuple[str, ...]
+
+
+def plan_reset(store: Store, name: str, declared: Subscription | None = None) -> ResetPlan:
+    """What a reset would do, without doing it."""
+    with store.reading() as tx:
+        row = find(tx, name)
+        letters = tx.letters.counts(row.id)
+        tables = tx.progress.tables(row.id) if declared is None else declared.tables
+        return ResetPlan(
+            name, tx.progress.get(row.id).position, tx.progress.filters(row.id)[0][0],
+            letters.get("retrying", 0) + letters.get("dead", 0), tuple(sorted(tables)),
+        )  # fmt: skip
+
+
 def progress(store: Store, name: str) -> Rebuilding:
     """Where a rebuild stands; done for a subscription that was never reset."""
     with store.reading() as tx:

@@ -36,6 +36,17 @@ class Revision(NamedTuple):
     audit: int
 
 
+class Deed(NamedTuple):
+    """Something an operator did."""
+
+    id: int
+    at: float
+    who: str
+    action: str
+    reason: str
+    details: str
+
+
 class Count(NamedTuple):
     """How many letters share these."""
 
@@ -67,6 +78,7 @@ Letters = list[LetterRow]
 Heads = list[tuple[LetterRow, int]]
 Attempts = list[Attempt]
 Revisions = list[Revision]
+Deeds = list[Deed]
 
 
 class LetterShelf:
@@ -122,6 +134,12 @@ class LetterShelf:
         where = {"subscription": letter.subscription_id, "position": letter.position}
         with self._store.reading() as tx:
             return [Revision(*row) for row in tx.sql.all("edits_of", where)]
+
+    def audit(self, letter: LetterRow) -> Deeds:
+        """What operators did to the letter, oldest first."""
+        where = {"subscription": letter.subscription, "target": f"letter {letter.id}"}
+        with self._store.reading() as tx:
+            return [Deed(*row) for row in tx.sql.all("audit_of_target", where)]
 
     def waiting(self, letter: LetterRow) -> int:
         """How many open letters wait behind this one."""

@@ -1,0 +1,99 @@
+"""`redrive status` and `redrive verify`: where everything stands, and whether it adds up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli.program import opened, reads
+from redrive.cli.render import emit_json, moment, plain, plural, table
+
+if TYPE_CHECKING:
+    from redrive.replay.ledger import Verdict
+    from redrive.replay.status import SubscriptionStatus
+
+POSITIONS_SHOWN = 12
+
+
+@click.command()
+@reads
+def status(store: str | None, program: str | None, as_json: bool) -> int:
+    """Position, lag, letters and owner of every subscription."""
+    with opened(store, program) as app:
+        found = app.operate().status()
+    if as_json:
+        emit_json([_status(one) for one in found])
+        return 0
+    if not found:
+        click.echo("no subscriptions yet; `redrive run MODULE:APP` registers them")
+        return 0
+    rows = [
+        (one.subscription, one.state, one.position, one.lag_events, _lag(one), one.applied, one.retrying, one.dead)
+        for one in found
+    ]
+    columns = ("subscription", "state", ">position", ">lag", ">behind", ">applied", ">retrying", ">dead")
+    table(columns, rows, keep=("subscription",))
+    for one in found:
+        if one.halted is not None:
+            click.echo(f"{plain(one.subscription)} is halted: {plain(one.halted)}")
+        if one.rebuilding_until is not None:
+            click.echo(f"{plain(one.subscription)} is being rebuilt up to position {one.rebuilding_until}")
+    return 0
+
+
+@click.command()
+@reads
+def verify(store: str | None, program: str | None, as_json: bool) -> int:
+    """Account for every event: applied, open, discarded, ignored or pending, once each.
+
+    Exit code 3 if something does not add up. With --app, order is checked where only the program knows the keys.
+    """
+    with opened(store, program) as app:
+        verdicts = app.operate().verify()
+    if as_json:
+        emit_json([_verdict(one) for one in verdicts])
+    elif not verdicts:
+        click.echo("no subscriptions yet: nothing to account for")
+    else:
+        _show_verdicts(verdicts)
+    return 0 if all(one.sound for one in verdicts) else 3
+
+
+def _lag(one: SubscriptionStatus) -> str:
+    from redrive.units import show_duration
+
+    return show_duration(round(one.lag_seconds, 1)) if one.lag_seconds >= 1 else ""
+
+
+def _status(one: SubscriptionStatus) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    fields = asdict(one)
+    times = {name: moment(fields[name]) for name in ("lease_until", "last_time", "settled_at")}
+    return {"subscription": one.subscription, "state": one.state, **fields, **times}
+
+
+def _verdict(one: Verdict) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {**asdict(one), "sound": one.sound}
+
+
+def _show_verdicts(verdicts: list[Verdict]) -> None:
+    rows = [
+        (
+            one.subscription, one.applied, one.retrying, one.dead, one.discarded, one.ignored, one.pending,
+            "sound" if one.sound else plural(len(one.violations), "violation"),
+        )
+        for one in verdicts
+    ]  # fmt: skip
+    columns = ("subscription", ">applied", ">retrying", ">dead", ">discarded", ">ignored", ">pending", "verdict")
+    table(columns, rows, keep=("subscription", "verdict"))
+    for one in verdicts:
+        for violation in one.violations:
+            click.echo(f"\n{plain(one.subscription)}: {violation.rule}: {plain(violation.message)}")
+            if violation.positions:
+                shown = ", ".join(str(position) for position in violation.positions[:POSITIONS_SHOWN])
+                more = ", …" if len(violation.positions) > POSITIONS_SHOWN else ""
+                click.echo(f"  at position {shown}{more}")

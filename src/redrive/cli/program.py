@@ -1,0 +1,87 @@
+"""Finding the program (`MODULE:APP`) and its store, with an error that names the fix if it is not there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from redrive.app import App
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+store_option = click.option("--store", metavar="FILE", help="The store, e.g. shop.db.")
+app_option = click.option("--app", "program", metavar="MODULE:APP", help="The program, e.g. shop:app.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its fields are documented and stable.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def reads(command: F) -> F:
+    """The options of every command that looks at a store."""
+    return store_option(app_option(json_option(command)))
+
+
+def load(program: str) -> App:
+    """Import MODULE and find APP in it; the current directory is importable."""
+    from redrive.app import App
+
+    module_name, _, attribute = program.partition(":")
+    if not module_name or program.endswith(".py"):
+        raise click.UsageError(f"{program!r} is not MODULE:APP; for app = App(…) in shop.py write shop:app")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise click.ClickException(f"importing {module_name} failed: {error}") from error
+        raise click.UsageError(
+            f"there is no module {error.name!r} in {os.getcwd()} or on the path; "
+            "write MODULE:APP as in `import MODULE`, from the directory where that works"
+        ) from None
+    except Exception as error:
+        raise click.ClickException(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
+    apps = [name for name, value in vars(module).items() if isinstance(value, App)]
+    found: Any = module
+    for part in (attribute or (apps[0] if len(apps) == 1 else "app")).split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, App):
+        hint = f"it has: {', '.join(f'{module_name}:{name}' for name in apps)}" if apps else "it has no App at all"
+        raise click.UsageError(f"{attribute or 'app'!r} in module {module_name!r} is not an App; {hint}")
+    return found
+
+
+@contextmanager
+def opened(store: str | None, program: str | None, *, create: bool = False) -> Iterator[App]:
+    """The app (an empty one without a program) on its store; closed at the end."""
+    context = click.get_current_context(silent=True)
+    store = store or (context.find_object(str) if context else None)
+    if store:
+        os.environ["REDRIVE_STORE"] = store  # a flag beats everything, also what the program says
+    if program:
+        app = load(program)
+    else:
+        from redrive.app import App
+
+        app = App()
+    try:
+        if not create:
+            app.runtime.check_exists()
+        yield app
+    finally:
+        app.close()
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, unless told not to; without anybody to ask, refuse."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Nobody is here to answer: add --yes")
+    click.confirm(question, abort=True)

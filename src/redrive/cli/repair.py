@@ -1,0 +1,176 @@
+"""Changing a subscription as a whole: rebuild, reset, rename, accept-from-now, rekey. Each is audited."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
+from redrive.cli.render import emit_json, plain, plural
+from redrive.cli.waiting import finish, owners
+
+if TYPE_CHECKING:
+    from redrive.app import App
+    from redrive.replay.operations import Operations
+    from redrive.replay.rebuild import Rebuilding
+
+reason_option = click.option("--reason", required=True, help="Why; goes into the audit.")
+program_needed = click.option("--app", "program", metavar="MODULE:APP", required=True, help="The program.")
+
+
+@click.command()
+@click.argument("name", metavar="SUBSCRIPTION")
+@click.option("--reason", default="rebuild", show_default=True, help="Why; goes into the audit.")
+@click.option("--resume", is_flag=True, help="Do not start over: finish the rebuild that was begun.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is where it was.")
+@yes_option
+@store_option
+@app_option
+@json_option
+def rebuild(
+    name: str, reason: str, resume: bool, no_wait: bool, yes: bool, store: str | None, program: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Clear what a subscription built and build it again from the log.
+
+    Its tables, progress, keyed state and letters start over together. Discards and edits keep their effect; what was
+    emitted is not emitted again. A running worker does it, or with --app this command. If it is interrupted, the
+    next worker goes on where it was.
+    """
+    with opened(store, program) as app:
+        desk = app.operate()
+        runner = owners(app).get(name)
+        owned = runner is not None and runner.owner is not None
+        if not resume:
+            _ask_to_clear(desk, name, "Rebuild", yes)
+            desk.reset(name, reason)
+        state = desk.progress(name)
+        mine = program is not None and not owned
+        if mine and name not in app.subscriptions:
+            raise click.UsageError(f"{program} does not have {name!r}")
+        if not no_wait and (mine or owned):
+            state = _see_through(app, desk, name, here=mine, quiet=as_json)
+    if as_json:
+        emit_json(_rebuilding(state))
+    elif state.done:
+        click.echo(f"{plain(name)} is rebuilt, up to position {state.position}")
+    else:
+        click.echo(f"{plain(name)} is at position {state.position} of {state.target}; a worker builds the rest")
+    return 0
+
+
+@click.command()
+@click.argument("name", metavar="SUBSCRIPTION")
+@reason_option
+@yes_option
+@store_option
+@app_option
+@json_option
+def reset(name: str, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> int:
+    """Clear what a subscription built; the next worker builds it again.
+
+    With --app, tables and filter are those that the program declares now.
+    """
+    with opened(store, program) as app:
+        desk = app.operate()
+        _ask_to_clear(desk, name, "Reset", yes)
+        state = desk.reset(name, reason)
+    if as_json:
+        emit_json(_rebuilding(state))
+    else:
+        click.echo(f"{plain(name)} starts over from position {state.position}; it was at {state.target}")
+    return 0
+
+
+@click.command()
+@click.argument("old")
+@click.argument("new")
+@click.option("--reason", default="", help="Why; goes into the audit.")
+@store_option
+@app_option
+def rename(old: str, new: str, reason: str, store: str | None, program: str | None) -> int:
+    """Tell the store that a function has another name now.
+
+    Progress, letters, state and idempotency keys stay what they were.
+    """
+    with opened(store, program) as app:
+        app.operate().subscriptions.rename(old, new, reason)
+    click.echo(f"{plain(old)} is called {plain(new)} now")
+    return 0
+
+
+@click.command("accept-from-now")
+@click.argument("name", metavar="SUBSCRIPTION")
+@program_needed
+@reason_option
+@store_option
+def accept_from_now(name: str, program: str, reason: str, store: str | None) -> int:
+    """Let a subscription that asks for more types begin with new events.
+
+    What lies below its progress and was never asked for is left out; `redrive rebuild` would apply it.
+    """
+    with opened(store, program) as app:
+        position = app.operate().subscriptions.accept_from_now(name, reason)
+    click.echo(f"{plain(name)} asks for what the program says, above position {position}")
+    return 0
+
+
+@click.command()
+@click.argument("name", metavar="SUBSCRIPTION")
+@program_needed
+@reason_option
+@store_option
+def rekey(name: str, program: str, reason: str, store: str | None) -> int:
+    """Move a subscription's open letters to the lanes of its new key function."""
+    with opened(store, program) as app:
+        moved = app.operate().subscriptions.rekey(name, reason)
+    click.echo(f"{plural(moved, 'letter')} moved to other lanes")
+    return 0
+
+
+def _ask_to_clear(desk: Operations, name: str, verb: str, yes: bool) -> None:
+    """Say with exact numbers what will be cleared, then ask."""
+    plan = desk.plan_reset(name)
+    tables = ", ".join(plan.tables) or "no tables"
+    confirm(
+        f"{verb} {plain(name)}: clear {tables}, go back from position {plan.position} to {plan.start}, "
+        f"supersede {plural(plan.open_letters, 'open letter')}?",
+        yes,
+    )
+
+
+def _see_through(app: App, desk: Operations, name: str, *, here: bool, quiet: bool) -> Rebuilding:
+    with _progress_bar(name, quiet) as show:
+
+        def is_done() -> bool:
+            state = desk.progress(name)
+            show(state)
+            return state.done
+
+        finish(app, {name} if here else (), () if here else (name,), is_done)
+    return desk.progress(name)
+
+
+@contextlib.contextmanager
+def _progress_bar(name: str, quiet: bool) -> Iterator[Callable[[Rebuilding], None]]:
+    """A bar where somebody is looking, nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda state: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(plain(name), total=1.0)
+        yield lambda state: bar.update(task, completed=state.share)
+
+
+def _rebuilding(state: Rebuilding) -> dict[str, object]:
+    return {
+        "subscription": state.subscription, "position": state.position, "target": state.target, "done": state.done,
+    }  # fmt: skip

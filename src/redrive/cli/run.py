@@ -1,0 +1,34 @@
+"""`redrive run`: a worker process for an app."""
+
+from __future__ import annotations
+
+import click
+
+from redrive.cli.program import opened, store_option
+from redrive.cli.render import plain
+
+
+def names(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """`--only a --only b` and `--only a,b` mean the same."""
+    return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
+
+
+@click.command()
+@click.argument("program", metavar="MODULE:APP")
+@click.option("--only", multiple=True, metavar="NAME", callback=names, help="Run just these subscriptions.")
+@click.option("--except", "exclude", multiple=True, metavar="NAME", callback=names, help="Run all but these.")
+@click.option("--until-idle", is_flag=True, help="Stop when nothing is left to do.")
+@store_option
+def run(program: str, only: tuple[str, ...], exclude: tuple[str, ...], until_idle: bool, store: str | None) -> int:
+    """Run an app's subscriptions until SIGTERM or Ctrl-C.
+
+    The first signal stops gracefully, the second at once; neither loses anything.
+    """
+    with opened(store, program, create=True) as app:
+        app.run(until_idle=until_idle, only=only or None, exclude=exclude)
+        if not until_idle:
+            return 0
+        halted = [one for one in app.operate().status() if one.halted is not None]
+        for one in halted:
+            click.echo(f"redrive: {plain(one.subscription)} is halted: {plain(one.halted)}", err=True)
+        return 1 if halted else 0
