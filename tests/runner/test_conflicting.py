@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from redrive.testing import Harness
 
 
 def waits(times: list[float]) -> list[float]:
-    return [round(late - early, 3) for early, late in zip(times, times[1:], strict=False)]
+    return [round(late - early, 3) for early, late in pairwise(times)]
 
 
 def test_a_conflict_that_escapes_a_handler_is_rerun_after_50_100_and_200_ms(app: App, harness: Harness) -> None:
@@ -108,9 +109,7 @@ def test_conflicts_may_be_switched_off(app: App, harness: Harness) -> None:
 def test_conflicts_take_their_times_waits_and_cap(app: App, harness: Harness) -> None:
     times = []
 
-    @app.projection(
-        app.log("orders"), retry=no_retry, conflicts=conflicts(times=4, wait="400ms", wait_max="1s")
-    )
+    @app.projection(app.log("orders"), retry=no_retry, conflicts=conflicts(times=4, wait="400ms", wait_max="1s"))
     def book(event, tx):
         times.append(harness.clock.now())
         raise VersionConflict("orders", "a", 1, 2)
@@ -154,9 +153,7 @@ def test_a_conflict_in_a_projection_takes_back_what_the_run_wrote(app: App, harn
     assert harness.letters() == []
 
 
-def test_keyed_state_that_moved_under_an_unordered_handler_is_rerun_on_fresh_state(
-    app: App, harness: Harness
-) -> None:
+def test_keyed_state_that_moved_under_an_unordered_handler_is_rerun_on_fresh_state(app: App, harness: Harness) -> None:
     import asyncio
 
     @app.on(app.log("orders"), start="first", order="none", concurrency=5)

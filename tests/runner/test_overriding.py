@@ -16,7 +16,9 @@ QUIET = {"lease": 1e6, "poll_min": 1e6, "poll_max": 1e6}
 
 def test_a_subscriptions_retry_numbers_are_overridden_and_what_it_is_about_stays(app: App, start: Any) -> None:
     numbers = RetrySettings(attempts=2, wait=10.0, jitter=0.0, factor=1.0, wait_max=10.0)
-    harness: Harness = start(app, settings=Settings(subscriptions={"charge": SubscriptionSettings(retry=numbers)}, **QUIET))
+    harness: Harness = start(
+        app, settings=Settings(subscriptions={"charge": SubscriptionSettings(retry=numbers)}, **QUIET)
+    )
     times = []
 
     @app.on(app.log("orders"), start="first", retry=retry(attempts=9, wait="1s", on=OSError))

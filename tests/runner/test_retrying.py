@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ class Calls:
 
     @property
     def waits(self) -> list[float]:
-        return [round(late - early, 3) for early, late in zip(self._times, self._times[1:], strict=False)]
+        return [round(late - early, 3) for early, late in pairwise(self._times)]
 
     def __len__(self) -> int:
         return len(self._times)

@@ -45,7 +45,9 @@ def declare_troubles(app: App) -> None:
 
 
 def test_every_signal_is_told_by_something_that_happens(app: App, start: Any) -> None:
-    harness = start(app, settings=Settings(lane_max=2, window_max=2, settle_max=2, lease=9.0, poll_min=9.0, poll_max=9.0))
+    harness = start(
+        app, settings=Settings(lane_max=2, window_max=2, settle_max=2, lease=9.0, poll_min=9.0, poll_max=9.0)
+    )
     declare_troubles(app)
 
     for kind, key in [("fine", "a"), ("fails.twice", "b"), ("fine", "b"), ("fails.once", "c"), ("drop.me", "d")]:
@@ -95,16 +97,15 @@ def test_what_a_settling_did_is_told_after_it_is_committed(app: App, harness: Ha
 
     @app.listen
     def listen(signals: Any) -> None:
-        for signal in signals:
-            if isinstance(signal, sig.Settled):
-                positions.append((signal.position, *harness.query("SELECT position FROM redrive_progress")))
+        [(stored,)] = harness.query("SELECT position FROM redrive_progress") or [(0,)]
+        positions.extend((signal.position, stored) for signal in signals if isinstance(signal, sig.Settled))
 
     app.on(app.log("orders"), start="first", name="see")(lambda event, ctx: None)
     for _ in range(3):
         harness.append("orders", "fine")
     harness.run_until_idle()
     assert positions
-    assert all(told == stored for told, (stored,) in positions)
+    assert all(told == stored for told, stored in positions)
 
 
 def test_a_listener_that_raises_harms_nobody(app: App, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:

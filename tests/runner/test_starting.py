@@ -65,7 +65,9 @@ def fill(deploy: Deploy, count: int = 3) -> Harness:
     """A log that has events before anybody reads it."""
     harness = deploy(lambda app: None, run=False)
     for number in range(count):
-        harness.append("orders", "order.placed", number, key=f"k{number}", time=datetime(2026, 1, 1 + number, tzinfo=UTC))
+        harness.append(
+            "orders", "order.placed", number, key=f"k{number}", time=datetime(2026, 1, 1 + number, tzinfo=UTC)
+        )
     return harness
 
 
@@ -111,9 +113,7 @@ def test_a_time_begins_with_the_first_event_at_or_after_it(deploy: Deploy, time:
     assert new.seen == seen
 
 
-@pytest.mark.parametrize(
-    ("start", "says"), [("yesterday", "neither"), ("2026-01-02T00:00:00", "no time zone")]
-)
+@pytest.mark.parametrize(("start", "says"), [("yesterday", "neither"), ("2026-01-02T00:00:00", "no time zone")])
 def test_a_start_that_is_no_time_is_refused(deploy: Deploy, start: str, says: str) -> None:
     fill(deploy)
     assert says in refusal(deploy, handler(start=start))

@@ -25,7 +25,13 @@ for n in range(5):
 def run_with(failpoint: str, folder: Path) -> tuple[int, list[str]]:
     environ = {**os.environ, "REDRIVE_FAILPOINT": failpoint}
     done = subprocess.run(
-        [sys.executable, "-c", APPENDS], cwd=folder, env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", APPENDS],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return done.returncode, done.stdout.split()
 
