@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import linecache
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import PurePath
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
@@ -27,10 +29,19 @@ IsTheWorld = Callable[[BaseException], bool]
 def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
     """An exception as text, built defensively: `__str__` may raise, lie or be endless."""
     cls = type(error)
-    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{_module(cls.__module__)}.{cls.__qualname__}"
     message = _text(error, limit)
     path = _stack(_places(error.__traceback__))[1]
     return Failure(_storable(name, 200), message, _trace(error, message, limit), fingerprint(name, path, message))
+
+
+def _module(name: str) -> str:
+    """A program run as a script and imported by `redrive run` is one program, and its bugs are the same bugs."""
+    if name != "__main__":
+        return name
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return str(spec.name) if spec is not None else PurePath(file).stem if file else name
 
 
 def _text(error: BaseException, limit: int) -> str:
@@ -56,7 +67,7 @@ def _places(tb: TracebackType | None) -> Places:
         frame = tb.tb_frame
         module = frame.f_globals.get("__name__", "?")
         if not (isinstance(module, str) and module.startswith("redrive.")):
-            places.append((frame.f_code, tb.tb_lineno, str(module)))
+            places.append((frame.f_code, tb.tb_lineno, _module(str(module))))
         tb = tb.tb_next
     return tuple(places[-FRAMES_MAX:])
 
