@@ -35,6 +35,7 @@ NAMES = (
     "reset.before_commit",
     "reset.committed",
     "checkpoint.begun",
+    "migrate.before_commit",  # the tables of a new format are there, the format is not yet
 )
 
 _armed: Callable[[str], None] | None = None

@@ -46,10 +46,20 @@ def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_pa
     world.check(fixed=True)
 
 
+def ours(world: World) -> list[tuple[str]]:
+    """Our tables in the file."""
+    return world.rows("SELECT name FROM sqlite_master WHERE name LIKE 'redrive%'")
+
+
 def kill_at(world: World, name: str, dice: random.Random) -> Child:
     """Let the process that passes this failpoint die there, while others work."""
     place = name.partition(".")[0]
     armed = {"REDRIVE_FAILPOINT": f"{name}:{dice.randint(1, 3)}:kill"}
+    if place == "migrate":  # whoever opens the file first makes our tables
+        victim = world.producer(0 if world.said else 3, {"REDRIVE_FAILPOINT": f"{name}:1:kill"})
+        victim.wait()
+        assert ours(world) == [], "the file is as it was"
+        return victim
     if place == "append":
         worker = world.worker()
         victim = world.producer(6, armed)

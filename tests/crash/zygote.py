@@ -17,6 +17,7 @@ import traceback
 from typing import Any
 
 import misbehaving
+import neighbours
 import operating
 import powered
 import worker_app
@@ -24,7 +25,7 @@ import worker_app
 from redrive import failpoints
 from redrive.testing.failpoints import arm_from_environment
 
-PROGRAMS = {module.__name__: module for module in (worker_app, operating, misbehaving, powered)}
+PROGRAMS = {module.__name__: module for module in (worker_app, operating, misbehaving, powered, neighbours)}
 
 
 def main() -> None:

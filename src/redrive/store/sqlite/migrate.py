@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redrive.errors import UsageError
+from redrive.failpoints import hit
 
 if TYPE_CHECKING:
     from redrive.store.sqlite.store import SqliteStore
@@ -24,6 +25,7 @@ def migrate(store: SqliteStore) -> None:
         if found == 0:  # another process may have been faster: asked again under the lock
             for statement in _statements(Path(__file__).with_name("schema.sql").read_text("utf-8")):
                 tx.connection.execute(statement)
+            hit("migrate.before_commit")
             tx.books.set("format", FORMAT)
             tx.books.set("compatible_from", COMPATIBLE_FROM)
             tx.books.set("syncs", 0)
