@@ -16,20 +16,23 @@ def lease_of(row: ProgressRow) -> Lease:
     return Lease(row.owner, row.epoch, row.lease_until, bool(row.unclean), row.boot or "")
 
 
-def take(engine: Engine, subscription: Subscription, row: Subscribed, unchanged_for: float) -> Duty | Lease:
+def take(
+    engine: Engine, subscription: Subscription, row: Subscribed, watched: Lease | None = None, watched_for: float = 0.0
+) -> Duty | Lease:
     """Become the owner if the lease is free, lapsed or its owner dead; else the lease as it was seen.
 
-    Progress, done rows and letters are loaded in the transaction that bumps the epoch.
+    `watched` is the lease that was seen last, and how long ago it was first seen: that one may be known to
+    stand still. Progress, done rows and letters are loaded in the transaction that bumps the epoch.
     """
     env, length = engine.env, engine.settings.lease
     with engine.store.reading() as tx:
         seen = lease_of(tx.progress.get(row.id))
-    if not _allowed(engine, seen, unchanged_for):
+    if not _allowed(engine, seen, watched_for if seen == watched else 0.0):
         return seen
     with engine.store.transaction() as tx:
         now = env.clock.now()
         former = lease_of(tx.progress.get(row.id))
-        if not _allowed(engine, former, unchanged_for if former == seen else 0.0):
+        if not _allowed(engine, former, watched_for if former == watched else 0.0):
             return former
         values = {
             "subscription": row.id, "epoch": former.epoch, "owner": env.owner, "until": now + length, "now": now,

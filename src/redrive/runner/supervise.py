@@ -117,8 +117,8 @@ class Supervisor:
         while not self.stopping:
             reason = ""
             try:
-                unchanged = clock.monotonic() - seen_at
-                taken = await self.bridge.run(lambda: leases.take(self.engine, subscription, row, unchanged))  # noqa: B023
+                since = clock.monotonic() - seen_at
+                taken = await self.bridge.run(lambda: leases.take(self.engine, subscription, row, seen, since))  # noqa: B023
                 if isinstance(taken, Lease):
                     if taken != seen:
                         seen, seen_at = taken, clock.monotonic()
