@@ -14,7 +14,7 @@ from redrive.app import App
 from redrive.errors import UsageError
 from redrive.observe.signals import Listener, Signals
 from redrive.settings import Settings
-from redrive.testing.crashing import MortalStore
+from redrive.testing.crashing import Fault, MortalStore
 from redrive.testing.fakes import FakeEnv
 from redrive.units import duration
 
@@ -25,11 +25,13 @@ _bound: weakref.WeakSet[Any] = weakref.WeakSet()
 class Binding:
     """One app, bound to a file, an environment and settings of a test."""
 
-    def __init__(self, app: App, path: str, env: FakeEnv, settings: Settings | None, listener: Listener) -> None:
+    def __init__(
+        self, app: App, path: str, env: FakeEnv, settings: Settings | None, listener: Listener, fault: Fault
+    ) -> None:
         runtime = app.runtime
         if runtime in _bound:
             raise UsageError("this app is in a harness already: close that one first")
-        self.app, self.path, self.env = app, path, env
+        self.app, self.path, self.env, self._fault = app, path, env, fault
         self._former = dict(vars(runtime))
         self._settings = _quiet(runtime._settings or Settings()) if settings is None else settings
         runtime.signals = Signals(inline=True)
@@ -55,7 +57,7 @@ class Binding:
         """Open the file, as a new process would."""
         limits = self._settings
         self.app.runtime._store = MortalStore(
-            self.path, busy_timeout=limits.busy_timeout, checkpoint_pages=limits.checkpoint_pages
+            self.path, self._fault, busy_timeout=limits.busy_timeout, checkpoint_pages=limits.checkpoint_pages
         )
 
     def reopen(self, owner: str) -> None:

@@ -6,10 +6,13 @@ Dead means dead: every transaction and every read of that incarnation ends in `D
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from redrive.store.sqlite.store import SqliteStore, SqliteTx
+
+
+Fault = Callable[[], BaseException | None]  # what every write is to raise now, if anything
 
 
 class Death(BaseException):
@@ -23,15 +26,16 @@ class Crashed(Exception):
 class MortalStore(SqliteStore):
     """An inline SQLite store with a plug that can be pulled."""
 
-    def __init__(self, path: str, *, busy_timeout: float, checkpoint_pages: int) -> None:
+    def __init__(self, path: str, fault: Fault, *, busy_timeout: float, checkpoint_pages: int) -> None:
         self.dead = False
-        self.fault: BaseException | None = None
+        self._fault = fault
         super().__init__(path, busy_timeout=busy_timeout, checkpoint_pages=checkpoint_pages, inline=True)
 
     def _begin(self, tx: SqliteTx) -> None:
         self._check_pulse()
-        if self.fault is not None:
-            raise self.fault
+        fault = self._fault()
+        if fault is not None:
+            raise fault
         super()._begin(tx)
 
     def _commit(self, tx: SqliteTx) -> None:

@@ -63,8 +63,9 @@ class Harness(AbstractContextManager["Harness"]):
         self.app, self.env = app, env or FakeEnv()
         self.clock = self.env.fake_clock
         self.signals: list[Signal] = []  # everything the engine told, in order
+        self.fault: BaseException | None = None  # while this is an exception, every write to the store raises it
         self.path = store_path(store) if store else temporary_file(self)
-        self._binding = Binding(app, self.path, self.env, settings, self.signals.extend)
+        self._binding = Binding(app, self.path, self.env, settings, self.signals.extend, lambda: self.fault)
         self._driver = Driver(app, self.clock, only)
         self._appended: set[tuple[str, str]] = set()
         self._incarnation = 1
@@ -164,15 +165,6 @@ class Harness(AbstractContextManager["Harness"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def fault(self) -> BaseException | None:
-        """While this is an exception, every write to the store raises it."""
-        return self._binding.store.fault
-
-    @fault.setter
-    def fault(self, error: BaseException | None) -> None:
-        self._binding.store.fault = error
 
     # ------------------------------------------------------------ private
 
