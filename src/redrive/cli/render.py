@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-WIDTH_MAX = 160  # a table over a whole wall is no longer read as one
-KEPT_WIDTH = 24  # what a folded column gets before others are cut
+WIDTH, WIDTH_MAX = 80, 160  # without a terminal; on a wide one, since a table over a whole wall is not read
+KEPT_WIDTH = 24  # cells that a kept column may have before it is cut like others
+CUT_MIN = 6
+GAP = "  "
 
 
 def plain(text: object) -> str:
@@ -34,33 +35,57 @@ def _escaped(character: str) -> str:
     return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
-def console() -> Console:
-    """Where people read; colours only on a terminal."""
-    from rich.console import Console
-
-    found = Console(highlight=False, markup=False, emoji=False)
-    if found.width > WIDTH_MAX:
-        found = Console(highlight=False, markup=False, emoji=False, width=WIDTH_MAX)
-    return found
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, keep: Sequence[str] = ()) -> None:
-    """Print rows under their columns. `>name` is right-aligned; columns in `keep` are folded, never cut."""
-    from rich.table import Table
-    from rich.text import Text
+    """Print rows under their columns, within the terminal's width.
 
-    cells = [[Text(plain(cell)) for cell in row] for row in rows]
-    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for index, column in enumerate(columns):
-        name, kept = column.lstrip(">"), column.lstrip(">") in keep
-        longest = max([len(name), *(row[index].cell_len for row in cells)])
-        made.add_column(
-            name, justify="right" if column.startswith(">") else "left", no_wrap=not kept,
-            overflow="fold" if kept else "ellipsis", min_width=min(longest, KEPT_WIDTH) if kept else None,
-        )  # fmt: skip
+    `>name` is right-aligned. What does not fit is cut where it is widest, columns in `keep` last.
+    """
+    names = [column.lstrip(">") for column in columns]
+    right = [column.startswith(">") for column in columns]
+    cells = [[plain(cell) for cell in row] for row in rows]
+    widths = [min(WIDTH_MAX, max(map(_width, column))) for column in zip(names, *cells, strict=True)]
+    _shrink(widths, [not is_right for is_right in right], [name in keep for name in names])
+    click.secho(_line(names, widths, right), bold=True)
     for row in cells:
-        made.add_row(*row)
-    console().print(made)
+        click.echo(_line(row, widths, right))
+
+
+def _shrink(widths: list[int], flexible: list[bool], kept: list[bool]) -> None:
+    """Take from the widest column that may give, one cell at a time, until the line fits."""
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    while sum(widths) + len(GAP) * (len(widths) - 1) > min(columns, WIDTH_MAX):
+        giving = [
+            (width - (KEPT_WIDTH if kept[index] else 0), index)
+            for index, width in enumerate(widths)
+            if flexible[index] and width > CUT_MIN
+        ]
+        if not giving:
+            return
+        widths[max(giving)[1]] -= 1
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    fitted = []
+    for cell, width, is_right in zip(cells, widths, right, strict=True):
+        shown = cell if _width(cell) <= width else _cut(cell, width)
+        space = " " * (width - _width(shown))
+        fitted.append(space + shown if is_right else shown + space)
+    return GAP.join(fitted).rstrip()
+
+
+def _cut(text: str, width: int) -> str:
+    while _width(text) >= width:
+        text = text[:-1] if len(text) <= width else text[:width]
+    return text + "…"
+
+
+def _width(text: str) -> int:
+    """Cells on a terminal: an ideogram takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:

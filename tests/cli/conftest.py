@@ -1,0 +1,169 @@
+"""A shop in a folder of its own, and the command line as a process or inside this one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App
+from redrive.cli import main
+
+SHOP = '''
+"""A shop that refuses negative amounts while a file called `strict` lies beside it."""
+from pathlib import Path
+from redrive import App, Reject, no_retry
+
+app = App("shop.db")
+orders, receipts = app.log("orders"), app.log("receipts")
+
+@app.projection(orders, TYPES, tables={"revenue": "key TEXT PRIMARY KEY, cents INTEGER"}, retry=no_retry)
+def revenue(event, tx):
+    if event.data["cents"] < 0 and Path("strict").exists():
+        raise Reject("negative amount")
+    tx.execute("INSERT INTO revenue VALUES (?, ?) ON CONFLICT DO UPDATE SET cents = cents + excluded.cents",
+               (event.key, event.data["cents"]))
+
+@app.on(orders, TYPES, start="first", retry=no_retry, KEY_BY)
+async def charge(event, ctx):
+    if event.data["cents"] < 0 and Path("strict").exists():
+        raise ValueError("cannot charge")
+    ctx.emit(receipts, "charged", {"cents": event.data["cents"]})
+'''
+
+
+@dataclass
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its output, read."""
+        return json.loads(self.out)
+
+
+@dataclass
+class Shop:
+    """A folder with shop.py and, after `append`, shop.db."""
+
+    folder: Path
+    workers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def write(self, *, types: str = "", key_by: str = "", strict: bool = True) -> None:
+        """The program, as it is now."""
+        text = SHOP.replace("TYPES", f"{types!r}" if types else "*[]").replace("KEY_BY", key_by or "key_by=None")
+        (self.folder / "shop.py").write_text(text)
+        if strict:
+            (self.folder / "strict").touch()
+        else:
+            (self.folder / "strict").unlink(missing_ok=True)
+
+    def append(self, *amounts: int, kind: str = "order.placed") -> None:
+        """Orders of keys k0, k1, k2, k0, …"""
+        with self.app() as app:
+            for number, cents in enumerate(amounts):
+                data = {"cents": cents, "user": f"u{number % 2}"}
+                app.log("orders").append(kind, data, key=f"k{number % 3}")
+
+    @contextlib.contextmanager
+    def app(self) -> Iterator[App]:
+        """An app without functions on the shop's store."""
+        app = App(str(self.folder / "shop.db"))
+        yield app
+        app.close()
+
+    def redrive(self, *arguments: str, **environ: str) -> Answer:
+        """The command line, inside this process but in the shop's folder and with its environment."""
+        out, err = io.StringIO(), io.StringIO()
+        before, path = dict(os.environ), list(sys.path)
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                os.environ.clear()
+                os.environ.update(self._env() | environ)
+                main(arguments)
+            except SystemExit as ended:
+                assert isinstance(ended.code, int)
+                return Answer(ended.code, out.getvalue(), err.getvalue())
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+                sys.path[:] = path
+                for name in ("shop", "broken", "empty"):
+                    sys.modules.pop(name, None)
+        raise AssertionError("main() always ends the process")
+
+    def process(self, *arguments: str, answer: str | None = None) -> Answer:
+        """The command line as a process of its own."""
+        done = subprocess.run(
+            [sys.executable, "-m", "redrive.cli", *arguments], cwd=self.folder, capture_output=True, text=True,
+            timeout=60, input=answer, env=self._env(), check=False,
+        )  # fmt: skip
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def work(self) -> subprocess.Popen[str]:
+        """Start a worker; it is stopped at the end of the test."""
+        command = [sys.executable, "-m", "redrive.cli", "run", "shop:app"]
+        worker = subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._env()
+        )
+        self.workers.append(worker)
+        assert worker.stderr is not None
+        for line in worker.stderr:  # it says when it owns something
+            if "lease.taken subscription=charge" in line or "lease.taken subscription=revenue" in line:
+                break
+        return worker
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows of the store."""
+        with contextlib.closing(sqlite3.connect(self.folder / "shop.db")) as connection:
+            found = connection.execute(sql).fetchall()
+            connection.commit()
+            return found
+
+    def _env(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("REDRIVE_", "COLUMNS"))}
+        return kept | {"PYTHONDONTWRITEBYTECODE": "1"}  # the program is rewritten within a second
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path)
+    shop.write()
+    yield shop
+    for worker in shop.workers:
+        if worker.poll() is None:
+            worker.send_signal(signal.SIGTERM)
+            worker.communicate(timeout=30)
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command line inside this process: `inside("status", "--store", path)`."""
+    for name in [name for name in os.environ if name.startswith("REDRIVE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("REDRIVE_STORE", "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> Answer:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Answer(ended.value.code, said.out, said.err)
+
+    return run

@@ -1,0 +1,149 @@
+"""`redrive dlq`: list, show, replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+FIELDS = [
+    "id", "subscription", "event_id", "type", "key", "state", "reason", "error_type", "error_message", "fingerprint",
+    "attempts", "first_failed_at", "last_failed_at", "waiting",
+]  # fmt: skip
+
+
+@pytest.fixture
+def failed(shop: Any) -> Any:
+    """One dead letter per subscription on key k1, with one event behind it."""
+    shop.append(1, -2, 4, 8, 16)
+    assert shop.redrive("run", "shop:app", "--until-idle").code == 0
+    return shop
+
+
+def test_the_list_shows_dead_heads_and_what_waits_behind_them(failed: Any) -> None:
+    answer = failed.process("dlq", "list", "--store", "shop.db")
+    assert answer.code == 0
+    header, *rows = answer.out.splitlines()
+    assert header.split() == ["id", "subscription", "type", "key", "error", "tries", "waiting"]
+    assert len(rows) == 2
+    assert all(row.endswith("1        1") for row in rows)
+    assert max(map(len, answer.out.splitlines())) <= 80
+
+
+def test_the_list_as_json_has_the_documented_fields(failed: Any) -> None:
+    answer = failed.redrive("dlq", "list", "-s", "charge", "--json", REDRIVE_STORE="shop.db")
+    (letter,) = answer.json
+    assert list(letter) == FIELDS
+    assert (letter["subscription"], letter["key"], letter["state"], letter["waiting"]) == ("charge", "k1", "dead", 1)
+    assert (letter["error_type"], letter["error_message"]) == ("ValueError", "cannot charge")
+    assert letter["first_failed_at"].endswith("Z")
+
+
+def test_pages_follow_each_other(failed: Any) -> None:
+    first = failed.redrive("dlq", "list", "--limit", "1", "--store", "shop.db")
+    assert "next page: --after 1" in first.out
+    rest = failed.redrive("dlq", "list", "--after", "1", "--json", "--store", "shop.db")
+    assert [letter["id"] for letter in rest.json] == [3]
+
+
+def test_a_letter_is_shown_without_its_payload_unless_asked_for(failed: Any) -> None:
+    answer = failed.redrive("dlq", "show", "1", "--store", "shop.db")
+    assert answer.code == 0
+    assert "negative amount" in answer.out
+    assert "shop.py" in answer.out  # the traceback
+    assert "cents" not in answer.out
+    assert '"cents": -2' in failed.redrive("dlq", "show", "1", "--store", "shop.db", "--payload").out
+    found = failed.redrive("dlq", "show", "1", "--store", "shop.db", "--json").json
+    assert list(found)[: len(FIELDS)] == FIELDS
+    assert "data" not in found
+    assert [entry["outcome"] for entry in found["history"]] == ["rejected"]
+    assert failed.redrive("dlq", "show", "1", "--store", "shop.db", "--json", "--payload").json["data"]["cents"] == -2
+
+
+def test_a_letter_that_is_not_there_is_a_failure(failed: Any) -> None:
+    answer = failed.redrive("dlq", "show", "99", "--store", "shop.db")
+    assert (answer.code, answer.err) == (
+        1,
+        "redrive: there is no letter 99; `redrive dlq list` shows those there are\n",
+    )
+
+
+def test_a_replay_here_applies_the_letter_and_what_waits_behind_it(failed: Any) -> None:
+    failed.write(strict=False)
+    answer = failed.process("dlq", "replay", "1", "--app", "shop:app")
+    assert (answer.code, answer.out) == (0, "1 letter: 1 applied\n"), answer.err
+    assert dict(failed.query("SELECT key, cents FROM revenue"))["k1"] == 14
+    assert failed.redrive("verify", "--app", "shop:app").code == 0
+
+
+def test_a_replay_that_fails_again_is_done_in_part(failed: Any) -> None:
+    answer = failed.process("dlq", "replay", "--all", "--yes", "--app", "shop:app", "--json")
+    assert answer.code == 3
+    assert {name: answer.json[name] for name in ("selected", "applied", "failed", "waiting", "refused")} == {
+        "selected": 2, "applied": 0, "failed": 2, "waiting": 0, "refused": 0,
+    }  # fmt: skip
+    assert failed.query("SELECT DISTINCT attempts, state FROM redrive_letters WHERE reason <> 'behind_head'") == [
+        (2, "dead")
+    ]
+
+
+def test_a_running_worker_replays_for_those_who_wait(failed: Any) -> None:
+    failed.write(strict=False)
+    failed.work()
+    answer = failed.redrive("dlq", "replay", "--all", "--yes", "--wait", "--store", "shop.db")
+    assert (answer.code, answer.out) == (0, "2 letters: 2 applied\n"), answer.err
+
+
+def test_a_running_worker_is_left_alone_by_a_replay_with_the_program(failed: Any) -> None:
+    worker = failed.work()
+    answer = failed.redrive("dlq", "replay", "--all", "--yes", "--wait", "--app", "shop:app")
+    assert answer.code == 3, answer.err
+    assert worker.poll() is None
+    ((owners,),) = failed.query("SELECT count(*) FROM redrive_progress WHERE epoch = 2")
+    assert owners == 2  # the first run and the worker; nobody else took the lease
+
+
+def test_without_a_worker_letters_wait_and_waiting_for_them_is_refused(failed: Any) -> None:
+    answer = failed.redrive("dlq", "replay", "1", "--wait", "--store", "shop.db")
+    assert answer.code == 2
+    assert "nobody runs revenue" in answer.err
+    assert failed.query("SELECT count(*) FROM redrive_audit") == [(0,)]
+    answer = failed.redrive("dlq", "replay", "1", "--store", "shop.db", "--reason", "fixed in 1.2")
+    assert answer.code == 0
+    assert "nobody runs revenue now" in answer.out
+    assert failed.query("SELECT action, reason FROM redrive_audit") == [("replay", "fixed in 1.2")]
+
+
+def test_a_follower_is_refused_with_the_name_of_its_head(failed: Any) -> None:
+    answer = failed.redrive("dlq", "replay", "2", "--store", "shop.db")
+    assert answer.code == 1
+    assert "behind letter 1" in answer.err
+    assert failed.redrive("dlq", "replay", "1", "2", "99", "--store", "shop.db").code == 3
+
+
+def test_everything_is_only_replayed_when_somebody_said_yes(failed: Any) -> None:
+    answer = failed.process("dlq", "replay", "--all", "--store", "shop.db", answer="y\n")
+    assert answer.code == 2
+    assert "Replay 2 dead letters?" in answer.err
+    assert failed.query("SELECT DISTINCT state FROM redrive_letters WHERE reason <> 'behind_head'") == [("dead",)]
+
+
+@pytest.mark.parametrize("arguments", [[], ["1", "--all"], ["1", "-s", "charge"], ["one"], ["0"]])
+def test_a_replay_must_say_which_letters(failed: Any, arguments: list[str]) -> None:
+    assert failed.redrive("dlq", "replay", *arguments, "--store", "shop.db").code == 2
+
+
+def test_nothing_dead_is_nothing_to_do(shop: Any) -> None:
+    shop.append(1)
+    shop.redrive("run", "shop:app", "--until-idle")
+    assert shop.redrive("dlq", "list", "--store", "shop.db").out == "no dead letters\n"
+    assert shop.redrive("dlq", "replay", "--all", "--yes", "--store", "shop.db").out == "no dead letters\n"
+
+
+def test_a_paused_subscription_ends_the_waiting(failed: Any) -> None:
+    failed.work()
+    with failed.app() as app:
+        app.operate("ada").subscriptions.pause("revenue")
+    answer = failed.redrive("dlq", "replay", "1", "--wait", "--store", "shop.db")
+    assert answer.code == 1
+    assert "revenue is paused" in answer.err

@@ -1,0 +1,120 @@
+"""`redrive status` and `redrive verify`."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App, Event, Tx
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """A store in which everything is applied."""
+    path = str(tmp_path / "s.db")
+    app = App(path)
+    orders = app.log("orders")
+
+    @app.projection(orders)
+    def totals(event: Event[Any], tx: Tx) -> None: ...
+
+    for number in range(3):
+        orders.append("order.placed", {}, key=f"k{number}")
+    app.run(until_idle=True)
+    orders.append("order.placed", {})
+    app.close()
+    return path
+
+
+def damage(store: str, sql: str) -> None:
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute(sql)
+        connection.commit()
+
+
+def test_a_status_in_words(inside: Any, store: str) -> None:
+    answer = inside("status", "--store", store)
+    assert answer.code == 0
+    assert answer.out.splitlines()[1].split()[:4] == ["totals", "stopped", "3", "1"]
+
+
+def test_a_status_as_json_has_the_documented_fields(inside: Any, store: str) -> None:
+    (found,) = inside("status", "--store", store, "--json").json
+    assert list(found) == [
+        "subscription", "state", "kind", "source", "order", "position", "lag_events", "lag_seconds", "applied",
+        "ignored", "retrying", "dead", "owner", "lease_until", "paused", "halted", "rebuilding_until", "last_id",
+        "last_type", "last_time", "settled_at",
+    ]  # fmt: skip
+    assert (found["position"], found["lag_events"], found["applied"], found["owner"]) == (3, 1, 3, None)
+    assert found["last_time"].endswith("Z")
+
+
+def test_a_halted_subscription_says_why(inside: Any, store: str) -> None:
+    damage(store, "UPDATE redrive_progress SET halted = 'the disk is full'")
+    assert "totals is halted: the disk is full" in inside("status", "--store", store).out
+
+
+def test_a_sound_store_is_verified(inside: Any, store: str) -> None:
+    answer = inside("verify", "--store", store)
+    assert answer.code == 0
+    assert answer.out.splitlines()[1].split() == ["totals", "3", "0", "0", "0", "0", "1", "sound"]
+    (found,) = inside("verify", "--store", store, "--json").json
+    assert list(found) == [
+        "subscription", "position", "pending", "applied", "retrying", "dead", "discarded", "ignored", "violations",
+        "sound",
+    ]  # fmt: skip
+
+
+def test_a_violation_has_an_exit_code_of_its_own_and_its_positions(inside: Any, store: str) -> None:
+    damage(store, "INSERT INTO redrive_done VALUES (1, 2)")
+    answer = inside("verify", "--store", store)
+    assert answer.code == 3
+    assert "1 violation" in answer.out
+    assert "stale_done" in answer.out
+    assert "at position 2" in answer.out
+    answer = inside("verify", "--store", store, "--json")
+    assert answer.code == 3
+    assert answer.json[0]["violations"][0]["positions"] == [2]
+
+
+def test_looking_never_makes_a_store(inside: Any, tmp_path: Path) -> None:
+    for command in (["status"], ["verify"], ["dlq", "list"], ["dlq", "show", "1"], ["dlq", "replay", "1"]):
+        answer = inside(*command, "--store", str(tmp_path / "none.db"))
+        assert answer.code == 2
+        assert "no store at" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_store_is_left_alone(inside: Any, tmp_path: Path) -> None:
+    junk, other = tmp_path / "junk.db", tmp_path / "other.db"
+    junk.write_text("not a database at all")
+    damage(str(other), "CREATE TABLE t (a)")
+    assert inside("status", "--store", str(junk)).code == 1
+    assert inside("status", "--store", str(other)).code == 2
+    assert junk.read_text() == "not a database at all"
+    with closing(sqlite3.connect(other)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("t",)]
+
+
+def test_a_store_with_no_subscriptions_is_no_error(inside: Any, tmp_path: Path) -> None:
+    app = App(str(tmp_path / "new.db"))
+    app.log("orders").append("order.placed", {})
+    app.close()
+    for command in ("status", "verify"):
+        answer = inside(command, "--store", str(tmp_path / "new.db"))
+        assert (answer.code, answer.out.startswith("no subscriptions yet")) == (0, True)
+
+
+def test_the_store_may_be_named_before_the_command_or_in_the_settings(
+    inside: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert inside("--store", store, "status").code == 0
+    monkeypatch.setenv("REDRIVE_STORE", "")
+    monkeypatch.chdir(tmp_path)
+    assert inside("status").code == 2
+    (tmp_path / "redrive.toml").write_text('store = "s.db"')
+    assert inside("status").code == 0

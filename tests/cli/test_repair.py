@@ -1,0 +1,99 @@
+"""Commands that change a subscription as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def built(shop: Any) -> Any:
+    """Everything applied but one negative amount on k1."""
+    shop.append(1, -2, 4)
+    assert shop.redrive("run", "shop:app", "--until-idle").code == 0
+    return shop
+
+
+def test_a_rebuild_here_ends_where_it_was(built: Any) -> None:
+    built.write(strict=False)
+    answer = built.process("rebuild", "revenue", "--app", "shop:app", "--yes", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json == {"subscription": "revenue", "position": 3, "target": 3, "done": True}
+    assert sorted(built.query("SELECT * FROM revenue")) == [("k0", 1), ("k1", -2), ("k2", 4)]
+    assert built.query("SELECT action, reason FROM redrive_audit") == [("reset", "rebuild")]
+    assert built.redrive("verify", "--app", "shop:app").code == 0
+
+
+def test_a_rebuild_by_a_running_worker_is_waited_for(built: Any) -> None:
+    built.work()
+    answer = built.redrive("rebuild", "revenue", "--yes", "--store", "shop.db")
+    assert (answer.code, answer.out) == (0, "revenue is rebuilt, up to position 3\n"), answer.err
+
+
+def test_a_reset_can_be_finished_later(built: Any) -> None:
+    answer = built.redrive("reset", "revenue", "--reason", "wrong sums", "--yes", "--store", "shop.db")
+    assert (answer.code, answer.out) == (0, "revenue starts over from position 0; it was at 3\n"), answer.err
+    assert built.query("SELECT * FROM revenue") == []
+    assert "rebuilt up to position 3" in built.redrive("status", "--store", "shop.db").out
+    assert "is at position 0 of 3" in built.redrive("rebuild", "revenue", "--resume", "--store", "shop.db").out
+    answer = built.redrive("rebuild", "revenue", "--resume", "--app", "shop:app")
+    assert answer.out == "revenue is rebuilt, up to position 3\n", answer.err
+    assert built.query("SELECT count(*) FROM redrive_audit") == [(1,)]
+
+
+def test_what_clears_something_says_what_and_asks(built: Any) -> None:
+    for command in (["rebuild", "revenue"], ["reset", "revenue", "--reason", "hm"]):
+        answer = built.redrive(*command, "--store", "shop.db")
+        assert answer.code == 2
+        assert "clear revenue, go back from position 3 to 0, supersede 1 open letter?" in answer.err
+    assert len(built.query("SELECT * FROM revenue")) == 2
+
+
+def test_a_reset_needs_a_reason(built: Any) -> None:
+    assert built.redrive("reset", "revenue", "--yes", "--store", "shop.db").code == 2
+
+
+@pytest.mark.parametrize("command", ["rebuild", "reset"])
+def test_an_unknown_subscription_suggests_the_nearest(built: Any, command: str) -> None:
+    answer = built.redrive(command, "revenu", "--reason", "hm", "--yes", "--store", "shop.db")
+    assert answer.code == 2
+    assert "did you mean 'revenue'?" in answer.err
+
+
+def test_a_function_is_renamed(built: Any) -> None:
+    answer = built.redrive("rename", "charge", "charge_card", "--store", "shop.db")
+    assert (answer.code, answer.out) == (0, "charge is called charge_card now\n")
+    assert built.redrive("rename", "charge", "x", "--store", "shop.db").code == 2
+    text = (built.folder / "shop.py").read_text().replace("def charge(", "def charge_card(")
+    (built.folder / "shop.py").write_text(text.replace('start="first", ', ""))
+    assert built.redrive("run", "shop:app", "--until-idle").code == 0
+
+
+def test_a_wider_filter_is_accepted_from_now(shop: Any) -> None:
+    shop.write(types="order.placed")
+    shop.append(1)
+    shop.append(2, kind="order.changed")
+    shop.redrive("run", "shop:app", "--until-idle")
+    shop.write(types="order.*")
+    answer = shop.redrive("run", "shop:app", "--until-idle")
+    assert answer.code == 2
+    assert "redrive accept-from-now" in answer.err
+    assert shop.redrive("accept-from-now", "revenue", "--app", "shop:app").code == 2  # no reason
+    for name in ("revenue", "charge"):
+        answer = shop.redrive("accept-from-now", name, "--app", "shop:app", "--reason", "new ones only")
+        assert answer.code == 0, answer.err
+    shop.append(4, kind="order.changed")
+    assert shop.redrive("run", "shop:app", "--until-idle").code == 0
+    assert shop.query("SELECT cents FROM revenue") == [(5,)]
+    assert shop.redrive("verify", "--app", "shop:app").code == 0
+
+
+def test_letters_are_moved_to_other_lanes(built: Any) -> None:
+    built.write(key_by='key_by="user"')
+    answer = built.redrive("run", "shop:app", "--until-idle")
+    assert answer.code == 2
+    assert "redrive rekey charge" in answer.err
+    answer = built.redrive("rekey", "charge", "--app", "shop:app", "--reason", "by user")
+    assert (answer.code, answer.out) == (0, "1 letter moved to other lanes\n"), answer.err
+    assert built.redrive("run", "shop:app", "--until-idle").code == 0

@@ -1,0 +1,90 @@
+"""`redrive run`: a worker, and programs that cannot be found."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+
+def test_a_worker_runs_until_nothing_is_left_to_do(shop: Any) -> None:
+    shop.append(1, 2, 4)
+    answer = shop.process("run", "shop:app", "--until-idle")
+    assert answer.code == 0, answer.err
+    assert sorted(shop.query("SELECT * FROM revenue")) == [("k0", 1), ("k1", 2), ("k2", 4)]
+
+
+def test_only_and_except_choose_subscriptions(shop: Any) -> None:
+    shop.append(1)
+    assert shop.redrive("run", "shop:app", "--until-idle", "--only", "charge").code == 0
+    assert shop.query("SELECT count(*) FROM redrive_subscriptions") == [(1,)]
+    assert shop.redrive("run", "shop:app", "--until-idle", "--except", "charge,nothing").code == 2
+    assert shop.redrive("run", "shop:app", "--until-idle", "--except", "charge").code == 0
+    assert shop.query("SELECT cents FROM revenue") == [(1,)]
+
+
+def test_a_worker_stops_gracefully_on_sigterm(shop: Any) -> None:
+    shop.append(1)
+    worker = shop.work()
+    worker.send_signal(signal.SIGTERM)
+    _, said = worker.communicate(timeout=30)
+    assert worker.returncode == 0, said
+    assert shop.query("SELECT DISTINCT owner FROM redrive_progress") == [(None,)]
+
+
+def test_a_run_that_ends_halted_says_so(shop: Any) -> None:
+    shop.append(1)
+    assert shop.redrive("run", "shop:app", "--until-idle").code == 0
+    shop.query("UPDATE redrive_progress SET anchor = 'x'")
+    answer = shop.redrive("run", "shop:app", "--until-idle")
+    assert answer.code == 1
+    assert "is halted" in answer.err
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        ("shopp:app", "no module 'shopp'"),
+        ("shop:application", "it has: shop:app"),
+        ("shop:orders", "it has: shop:app"),
+        ("shop.py", "write shop:app"),
+        (":app", "MODULE:APP"),
+        ("empty:app", "no App at all"),
+        ("pack.missing:app", "no module 'pack"),
+    ],
+)
+def test_a_program_that_is_not_there_names_the_fix(shop: Any, program: str, hint: str) -> None:
+    (shop.folder / "empty.py").write_text("x = 1")
+    answer = shop.redrive("run", program)
+    assert answer.code == 2
+    assert hint in answer.err
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("text", ["import nonexistent_thing", "1 / 0", "def broken(:"])
+def test_a_program_that_cannot_be_imported_is_a_failure_with_its_reason(shop: Any, text: str) -> None:
+    (shop.folder / "broken.py").write_text(text)
+    answer = shop.redrive("run", "broken:app")
+    assert answer.code == 1
+    assert answer.err.startswith("redrive: importing broken failed: ")
+    assert "Traceback" in shop.redrive("run", "broken:app", "--debug").err
+
+
+def test_a_module_alone_is_enough_if_it_has_one_app(shop: Any) -> None:
+    shop.append(1)
+    assert shop.redrive("run", "shop", "--until-idle").code == 0
+
+
+def test_the_store_of_a_flag_beats_the_programs(shop: Any) -> None:
+    shop.append(1)
+    assert shop.redrive("run", "shop:app", "--until-idle", "--store", "other.db", REDRIVE_STORE="third.db").code == 0
+    assert {path for path in os.listdir(shop.folder) if path.endswith(".db")} == {"shop.db", "other.db"}
+
+
+def test_wrong_settings_are_wrong_usage(shop: Any) -> None:
+    answer = shop.redrive("run", "shop:app", "--until-idle", REDRIVE_LEASE="soon")
+    assert answer.code == 2
+    assert "REDRIVE_LEASE" in answer.err
