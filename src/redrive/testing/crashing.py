@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 from redrive.store.sqlite.store import SqliteStore, SqliteTx
 
-
 Fault = Callable[[], BaseException | None]  # what every write is to raise now, if anything
 
 
