@@ -106,7 +106,8 @@ class Duty:
         self.emitter = Emitter(identity(tx, self.row), self.engine.types, env)
         self._check_anchor(tx, row.position, row.anchor)
         self._check_declared(tx)
-        self.window = Window(row.position, tx.progress.done(self.id))
+        done = tx.progress.done(self.id)
+        self.window = Window(row.position, done)
         self.paused, self.quiet_until = bool(row.paused), row.quiet_until
         self.load_lanes(tx, row.parked_version)
         self.edits = {
@@ -120,8 +121,9 @@ class Duty:
         self.charges = tx.keyed.charge(self.id, env.boot)
         crashed = is_crash(former, env.boot) and former.owner != env.owner
         if crashed or self.charges:
-            rows = tx.logs.after(self.log_id, row.position, self.engine.settings.window_max)
-            self.horizon = rows[-1][0] if rows else 0
+            # In flight was at most one window of events above the highest that was settled.
+            rows = tx.logs.after(self.log_id, max([row.position, *done]), self.engine.settings.window_max)
+            self.horizon = rows[-1][0] if rows else max(done, default=0)
             now = env.clock.now()
             self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id)
                              if head.state == "retrying" and head.due_at <= now}  # fmt: skip

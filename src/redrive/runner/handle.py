@@ -24,6 +24,9 @@ from redrive.runner.settle import Settling, StateConflict, decision
 from redrive.store.sql import Row
 
 
+SPAN = 10  # how many windows of settled events may lie above the oldest unsettled one
+
+
 class Desk:
     """Works by lane: which may run now, which wait for their lane, which are done and unsettled."""
 
@@ -44,6 +47,10 @@ class Desk:
     def busy(self, lane: str | None, letter: int) -> bool:
         """Has the lane of this letter work that is not settled?"""
         return (letter if lane is None else lane) in self._waiting
+
+    def queued(self, lane: str | None) -> int:
+        """How many works queue up behind the one that holds the lane."""
+        return 0 if lane is None else len(self._waiting.get(lane) or ())
 
     def add(self, work: Work) -> None:
         """A new event, or a letter that is due: it runs when its lane is free."""
@@ -181,7 +188,9 @@ class Handling:
             return 0
         if duty.subscription.order == "total":
             return 0 if duty.lanes or len(self.desk) else 1
-        return max(0, duty.engine.settings.window_max - max(len(self.desk), len(duty.window)))
+        # Done rows above a slow key cost little; unsettled works are what memory and a crash must bear.
+        limit = duty.engine.settings.window_max
+        return max(0, min(limit - len(self.desk), SPAN * limit - len(duty.window)))
 
     def take_in(self, rows: list[Row]) -> int:
         """Queue what the filter asks for; stop before an event of a full lane. How many rows are behind us."""
@@ -201,7 +210,8 @@ class Handling:
                 continue
             event = duty.event(row)
             work = Work(event, row[0], row[3], lane_of(row[3]), None) if plain else duty.work(event)
-            if duty.lanes and duty.lanes.size(work.lane) >= lane_max:
+            size = duty.lanes.size(work.lane) if duty.lanes else 0
+            if size and size + self.desk.queued(work.lane) >= lane_max:
                 self.lane_full = work.lane or ""
                 return count
             if window.take(row[0]):
