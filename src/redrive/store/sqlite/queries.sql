@@ -561,9 +561,9 @@ WHERE subscription = :subscription AND audit NOT IN (SELECT id FROM redrive_audi
 
 -- name: ledger_overtaken
 -- An applied event of a lane above an open letter of the same lane.
-SELECT DISTINCT a.position FROM redrive_letters o JOIN redrive_letters a ON a.subscription = o.subscription AND a.lane = o.lane
-WHERE o.subscription = :subscription AND o.state IN ('retrying', 'dead') AND a.state = 'applied' AND a.position > o.position
-ORDER BY a.position
+SELECT a.position FROM redrive_letters a WHERE a.subscription = :subscription AND a.state = 'applied' AND EXISTS
+       (SELECT 1 FROM redrive_letters o WHERE o.subscription = a.subscription AND o.lane = a.lane
+        AND o.state IN ('retrying', 'dead') AND o.position < a.position) ORDER BY a.position
 
 -- name: ledger_overtaken_at_intake
 -- Settled events of a parked key that never were letters, where lanes are the events' own keys.
