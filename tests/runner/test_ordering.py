@@ -248,7 +248,9 @@ def test_a_full_lane_stops_intake_and_retries_go_on(app: App, start: Any, kind: 
     harness = start(app, settings=SMALL)
     log = Log(app, kind, retry=retry(attempts=9, wait="1m", factor=1, jitter=0))
     log.failing = {"a1"}
-    append(harness, "a1", "a2", "a3", "a4", "b1")
+    append(harness, "a1", "a2", "a3")
+    harness.run_until_idle()
+    append(harness, "a4", "b1")
     harness.run_until_idle()
     assert applied(harness) == []
     assert sorted(states(harness)) == ["a1", "a2", "a3"]
