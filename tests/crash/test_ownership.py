@@ -49,6 +49,31 @@ def test_a_worker_that_sleeps_longer_than_its_lease_commits_nothing(place: str, 
     world.check()
 
 
+@pytest.mark.parametrize("place", ["batch.read:1", "batch.read:4", "round.called:1", "round.called:2"])
+def test_a_worker_that_was_robbed_in_its_sleep_settles_nothing_before_it_owns_it_again(
+    place: str, zygote: Zygote, tmp_path: Path
+) -> None:
+    """Progress is where the sleeper left it, only the epoch has moved: as after an owner that did nothing."""
+    world = World(zygote, tmp_path, env=SHORT)
+    assert world.producer(12).wait() == 0
+    world.change(
+        "CREATE TABLE settlings (epoch INTEGER)",
+        "CREATE TRIGGER settled AFTER UPDATE OF position, applied, ignored ON redrive_progress"
+        " BEGIN INSERT INTO settlings VALUES (NEW.epoch); END",
+    )
+    sleeper = world.worker(stop_at=place, heard="sleeper")
+    wait_until(lambda: is_stopped(sleeper), what=f"{place} is reached")
+    world.change("UPDATE redrive_progress SET epoch = epoch + 1, owner = NULL, lease_until = 0")
+    sleeper.signal(signal.SIGCONT)
+    wait_until(world.is_drained)
+    sleeper.signal(signal.SIGTERM)
+    assert sleeper.wait() == 0, sleeper.said
+    stolen = {(line["subscription"], line["epoch"]) for line in world.signals("LeaseLost", "sleeper")}
+    assert stolen == {(name, 1) for name in EVERYBODY}
+    assert set(world.rows("SELECT DISTINCT epoch FROM settlings")) <= {(1,), (3,)}, "nobody settled as the thief"
+    world.check()
+
+
 def test_a_second_process_stands_by_and_takes_over_at_once_when_the_owner_is_killed(
     zygote: Zygote, tmp_path: Path
 ) -> None:

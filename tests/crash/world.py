@@ -111,6 +111,14 @@ class World:
         finally:
             connection.close()
 
+    def change(self, *statements: str) -> None:
+        """What a user with the stdlib does."""
+        connection = sqlite3.connect(self.path, timeout=30)
+        with connection:
+            for statement in statements:
+                connection.execute(statement)
+        connection.close()
+
     def signals(self, kind: str = "", heard: str = "signals") -> list[dict[str, Any]]:
         """What listeners heard, oldest first."""
         file = self.folder / heard
