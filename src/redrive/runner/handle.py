@@ -6,7 +6,7 @@ one hop to the store per round; workers only call functions and put the outcome 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable
 from typing import Any
 
@@ -39,6 +39,7 @@ class Desk:
         # What is busy, with what queues behind it: lanes by name, and letters without a lane by their id.
         self._waiting: dict[str | int, deque[Work] | None] = {}
         self._queued = 0
+        self._following: Counter[str] = Counter()
         self._lanes = duty.lanes
 
     def __len__(self) -> int:
@@ -49,8 +50,10 @@ class Desk:
         return (letter if lane is None else lane) in self._waiting
 
     def queued(self, lane: str | None) -> int:
-        """How many works queue up behind the one that holds the lane."""
-        return 0 if lane is None else len(self._waiting.get(lane) or ())
+        """How many works wait for the lane, or are about to be written down as waiting."""
+        if lane is None:
+            return 0
+        return len(self._waiting.get(lane) or ()) + self._following.get(lane, 0)
 
     def add(self, work: Work) -> None:
         """A new event, or a letter that is due: it runs when its lane is free."""
@@ -95,10 +98,15 @@ class Desk:
             else:  # an operator changed the letter since: the new head comes by itself
                 self.free(work)
         elif work.lane in lanes.names:
-            work.follow = True
-            self.outbox.append(work)
+            self._follow(work)
         else:
             self._run(work)
+
+    def _follow(self, work: Work) -> None:
+        assert work.lane is not None
+        work.follow = True
+        self._following[work.lane] += 1
+        self.outbox.append(work)
 
     def _run(self, work: Work) -> None:
         careful = self.duty.horizon or self.duty.suspects
@@ -135,7 +143,7 @@ class Desk:
         waiting = self._waiting
         for work in works:
             lane = work.lane
-            if work.head is not None or work.chained or work.reruns or (lane is not None and waiting[lane]):
+            if work.head is not None or work.follow or work.reruns or (lane is not None and waiting[lane]):
                 self.free(work)
             elif lane is not None:  # nobody waits: the ordinary case, quickly
                 del waiting[lane]
@@ -143,6 +151,10 @@ class Desk:
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""
         lane = _place(work)
+        if work.follow and work.lane is not None:
+            self._following[work.lane] -= 1
+            if not self._following[work.lane]:
+                del self._following[work.lane]
         if lane is None or work.chained:
             return
         queue = self._waiting[lane]
@@ -150,10 +162,9 @@ class Desk:
             del self._waiting[lane]
         elif lane in self.duty.lanes.names and queue[0].head is None:
             for follower in queue:  # all of them queue behind the head; the last one frees the lane
-                follower.follow = follower.chained = True
-            queue[-1].chained = False
+                follower.chained = follower is not queue[-1]
+                self._follow(follower)
             self._queued -= len(queue)
-            self.outbox.extend(queue)
             queue.clear()
         else:
             self._queued -= 1
