@@ -70,10 +70,10 @@ class Operator:
         """Write down who did what and why, in the transaction that does it."""
         return tx.books.audit(self.now(), self.who, action, subscription, target, reason, details)
 
-    def tell(self, action: str, subscription: str, target: str) -> None:
+    def tell(self, action: str, subscription: str, *targets: str) -> None:
         """It is committed: listeners may hear of it."""
         if self.signals is not None:
-            self.signals.tell([Operated(action, subscription, target, self.who)])
+            self.signals.tell([Operated(action, subscription, target, self.who) for target in targets])
 
 
 def find(tx: StoreTx, name: str) -> Subscribed:

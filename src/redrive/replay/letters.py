@@ -146,8 +146,7 @@ class LetterDesk(LetterShelf):
                     self._note(tx, action, letter, reason, {})
             if not done:
                 raise Nothing
-        for number in done:
-            self._operator.tell(action, name, f"letter {number}")
+        self._operator.tell(action, name, *(f"letter {number}" for number in done))
         return done, refused
 
     def _note(self, tx: StoreTx, action: str, letter: LetterRow, reason: str, more: dict[str, Any]) -> int:
