@@ -5,19 +5,21 @@ The parametrised test runs over every name in `failpoints.NAMES` and fails at on
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import zlib
 from pathlib import Path
 
 import pytest
-from processes import Child, Zygote
+from processes import Child, Zygote, wait_until
 from worker_app import OF_PROJECTIONS
 from world import World
 
 from redrive.failpoints import NAMES
 
 KILLS = 10  # at each failpoint
+SEED = int(os.environ.get("REDRIVE_TEST_SEED", "0"))  # other numbers, other schedules
 
 
 def test_a_worker_that_nobody_kills_leaves_exact_totals(zygote: Zygote, tmp_path: Path) -> None:
@@ -34,11 +36,31 @@ def test_the_failpoints_make_for_enough_kills() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_path: Path) -> None:
-    seed = zlib.crc32(name.encode())
+    seed = zlib.crc32(name.encode()) + SEED
     world, dice = World(zygote, tmp_path, seed), random.Random(seed)
     for _ in range(KILLS):
         victim = kill_at(world, name, dice)
         assert victim.code == -signal.SIGKILL, f"{name} was not reached: {victim.said}"
+    assert world.producer(3).wait() == 0
+    world.drain()
+    world.check()
+    world.repair()
+    world.check(fixed=True)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_any_moment_of_workers_and_producers_change_nothing(seed: int, zygote: Zygote, tmp_path: Path) -> None:
+    seed += SEED
+    world, dice = World(zygote, tmp_path, seed, env={"REDRIVE_CHECKPOINT_PAGES": "10"}), random.Random(seed)
+    for turn in range(20):
+        heard = f"signals {turn}"
+        workers = [world.worker(heard=heard) for _ in range(dice.choice([1, 1, 2]))]
+        producer = world.producer(5)
+        enough, said = dice.randint(1, 30), dice.randint(0, 5)
+        wait_until(lambda: len(world.signals(heard=heard)) >= enough or world.is_drained())  # noqa: B023
+        wait_until(lambda: world.acked >= world.said - said)  # noqa: B023
+        for victim in dice.sample([*workers, producer], len(workers) + 1):
+            victim.kill()
     assert world.producer(3).wait() == 0
     world.drain()
     world.check()

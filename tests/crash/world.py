@@ -98,6 +98,8 @@ class World:
             " AND h.position < l.position)"
         )
         enrolled = len(OF_PROJECTIONS) + len(OF_HANDLERS)
+        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'redrive_subscriptions'"):
+            return False
         known = self.rows("SELECT count(*) FROM redrive_subscriptions")
         return known == [(enrolled,)] and self.rows(behind) == [(0,)] and self.rows(heads) == [(0,)]
 
