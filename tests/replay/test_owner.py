@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from redrive import App, Ctx, Event, Reject, no_retry
@@ -61,4 +62,34 @@ def test_a_letter_that_is_edited_while_it_runs_loses_and_runs_again_with_the_edi
         assert [data for data in seen if data != "wakes the owner"] == ["old", "new"]
         outcomes = [entry.outcome for entry in app.operate().letters.history(letter)]
         assert outcomes == ["rejected", "lost to an operator", "applied"]
+        assert all(verdict.sound for verdict in app.operate().verify())
+
+
+def test_a_letter_that_got_its_key_by_an_edit_does_not_run_beside_the_lane_of_that_key() -> None:
+    app = App("unused.db")
+    logins = app.log("logins")
+    running: list[int] = []
+
+    @app.on(logins, key_by="user", start="first", concurrency=4)
+    async def watch(event: Event[Any], ctx: Ctx) -> None:
+        running.append(event.position)
+        seen = ctx.state.get("seen", [])
+        await asyncio.sleep(10)
+        ctx.state["seen"] = [*seen, event.position]
+        assert running.pop() == event.position  # nobody else was here meanwhile
+
+    with Harness(app) as harness:
+        harness.append(logins, "login", {"nobody": True})
+        harness.run_until_idle()
+        (letter,) = harness.letters("dead")
+        assert letter.reason == "bad_key"
+        desk = app.operate("ada").letters
+        desk.edit(letter, {"user": "ada"}, "it was ada")
+        desk.replay(letter.id)
+        harness.append(logins, "login", {"user": "ada"})
+        harness.append(logins, "login", {"user": "ada"})
+        harness.advance("60s")
+        ((key, data),) = harness.query("SELECT key, data FROM redrive_state")
+        assert (key, sorted(json.loads(data)["seen"])) == ("ada", [1, 2, 3])
+        assert harness.letters()[0].state == "applied"
         assert all(verdict.sound for verdict in app.operate().verify())

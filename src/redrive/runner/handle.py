@@ -23,7 +23,6 @@ from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, StateConflict, decision
 from redrive.store.sql import Row
 
-
 SPAN = 10  # how many windows of settled events may lie above the oldest unsettled one
 
 
@@ -41,13 +40,17 @@ class Desk:
         self._queued = 0
         self._following: Counter[str] = Counter()
         self._lanes = duty.lanes
+        self._keyed = duty.subscription.order == "key"
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.outbox) + len(self.running) + len(self.alone) + self._queued
 
     def busy(self, lane: str | None, letter: int) -> bool:
         """Has the lane of this letter work that is not settled?"""
-        return (letter if lane is None else lane) in self._waiting
+        if lane is not None:
+            return lane in self._waiting
+        held = [*self.running, *self.ready, *self.outbox, *self.alone]
+        return any(work.head is not None and work.head.letter == letter for work in held)
 
     def queued(self, lane: str | None) -> int:
         """How many works wait for the lane, or are about to be written down as waiting."""
@@ -57,7 +60,7 @@ class Desk:
 
     def add(self, work: Work) -> None:
         """A new event, or a letter that is due: it runs when its lane is free."""
-        lane, waiting = _place(work), self._waiting
+        lane, waiting = self._place(work), self._waiting
         if lane is not None:
             if lane in waiting:
                 self._queue(lane, work)
@@ -150,7 +153,7 @@ class Desk:
 
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""
-        lane = _place(work)
+        lane = self._place(work)
         if work.follow and work.lane is not None:
             self._following[work.lane] -= 1
             if not self._following[work.lane]:
@@ -170,14 +173,13 @@ class Desk:
             self._queued -= 1
             self._start(queue.popleft())
 
-
-def _place(work: Work) -> str | int | None:
-    """Where a work is alone: its lane; without one, its letter, since letters may be looked at anew while one runs."""
-    if work.lane is None and work.head is not None:
-        return work.head.letter
-    if work.lane is None and work.reruns and work.key is not None:
-        return f"\0{work.key}"  # no lane has such a name
-    return work.lane
+    def _place(self, work: Work) -> str | int | None:
+        """Where a work is alone: its lane. A letter without one has at least itself, since letters may be read anew."""
+        if work.lane is not None:
+            return work.lane
+        if work.head is not None:  # one that got a usable key since shares state with the lane of that key
+            return work.key if self._keyed and work.key is not None else work.head.letter
+        return f"\0{work.key}" if work.reruns and work.key is not None else None  # no lane has such a name
 
 
 class Handling:
