@@ -310,3 +310,22 @@ def test_a_crash_of_the_owner_is_not_charged_to_an_event_when_a_reset_was_the_ca
         tx.connection.execute("INSERT INTO redrive_inflight VALUES (1, 1, 1, 0, ?)", (bank.harness.env.boot,))
     bank.desk.reset("balances", "while it ran alone")
     assert bank.harness.query("SELECT running, charges FROM redrive_inflight") == [(0, 0)]
+
+
+def test_a_discard_that_is_taken_back_after_a_rebuild_emits_like_any_other(bank: Any) -> None:
+    bad = bank.deposit("a", 1, "poison")
+    bank.run()
+    letter = bank.letter("balances", bad)
+    bank.desk.letters.discard(letter, "stale")
+    bank.run()
+    bank.desk.reset("balances", "again")
+    bank.run()
+    bank.desk.letters.reopen(letter, "not stale at all")
+    bank.run()
+    assert bank.state_of("balances", bad) == "dead"
+    bank.harness.restart()
+    bank.bad.clear()
+    bank.desk.letters.replay(letter)
+    bank.run()
+    assert bank.emitted("balance.changed") == [bad]
+    bank.check_sound()
