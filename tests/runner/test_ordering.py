@@ -165,6 +165,21 @@ def test_in_total_order_a_dead_letter_stops_the_subscription(app: App, harness: 
     assert (applied(harness), states(harness)) == (["a1"], {"b1": "dead"})
 
 
+@KINDS
+@pytest.mark.parametrize("order", ["key", "none", "total"])
+def test_an_idle_worker_notices_at_once_that_an_operator_replays(
+    app: App, harness: Harness, kind: str, order: str
+) -> None:
+    log = Log(app, kind, order=order, retry=no_retry)
+    log.failing = {"a1"}
+    append(harness, "a1", "b1")
+    harness.run_until_idle()
+    log.failing = set()
+    harness.replay()
+    assert sorted(applied(harness)) == ["a1", "b1"]
+    assert harness.clock.monotonic() == 0
+
+
 def test_total_order_refuses_concurrency(app: App) -> None:
     with pytest.raises(UsageError, match="total order runs one at a time"):
         app.on(app.log("orders"), order="total", concurrency=2)(lambda event, ctx: None)
