@@ -28,22 +28,26 @@ class Head(NamedTuple):
     edits: int
 
 
+def rebased(head: Head, now: float, delay_max: float) -> Head:
+    """The head as it counts now: one that was set in what is the future again starts its delay over."""
+    if head.state != "retrying" or head.due_set_at <= now:
+        return head
+    return head._replace(due_at=rebase(head.due_at, head.due_set_at, head.delay, now, delay_max))
+
+
 class Lanes:
     """Open letters of one subscription, by lane; letters without a lane wait for nobody."""
 
-    __slots__ = ("_due", "_heads", "_loose", "_sizes")
+    __slots__ = ("_due", "_heads", "_loose", "_noticed", "_sizes")
 
     def __init__(self, rows: Iterable[tuple[str | None, Head, int]] = (), *, now: float = 0.0, delay_max: float = 0.0):
         self._heads: dict[str, Head] = {}
         self._loose: dict[int, Head] = {}
         self._sizes: dict[str, int] = {}
         self._due: list[tuple[float, int, str | None]] = []
-        for lane, stored, size in rows:
-            head = stored
-            if stored.state == "retrying" and stored.due_set_at > now:  # the wall clock ran backwards
-                due_at = rebase(stored.due_at, stored.due_set_at, stored.delay, now, delay_max)
-                head = stored._replace(due_at=due_at)
-            self.put(lane, head, size)
+        self._noticed = now
+        for lane, head, size in rows:
+            self.put(lane, rebased(head, now, delay_max), size)
 
     def __bool__(self) -> bool:
         return bool(self._heads)
@@ -80,6 +84,15 @@ class Lanes:
             self._loose[head.letter] = head
         if head is not None and head.state == "retrying":
             heapq.heappush(self._due, (head.due_at, head.letter, lane))
+
+    def notice(self, now: float, delay_max: float) -> None:
+        """Look at the wall clock: if it ran backwards, nothing may stay due in a future that was the present."""
+        if now < self._noticed:
+            for lane, head in list(self._heads.items()):
+                self.put(lane, rebased(head, now, delay_max))
+            for head in list(self._loose.values()):
+                self.put(None, rebased(head, now, delay_max))
+        self._noticed = now
 
     def drop_loose(self, letter: int) -> None:
         """A letter in a lane of its own is settled or dead: nothing waits for it."""

@@ -18,7 +18,7 @@ from redrive.errors import Fenced, Halted
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.observe.signals import Signals
-from redrive.policy.lanes import Head, Lanes
+from redrive.policy.lanes import Head, Lanes, rebased
 from redrive.policy.lease import Lease, is_crash
 from redrive.policy.outcome import Crashed, Outcome
 from redrive.policy.progress import Window
@@ -133,6 +133,11 @@ class Duty:
         self.lanes = Lanes(tx.letters.heads(self.id), now=self.engine.env.clock.now(), delay_max=DELAY_MAX)
         self.parked_version = parked_version
         self.controls = bool(tx.books.asked(self.id))
+
+    def head(self, tx: StoreTx, lane: str, now: float) -> Head | None:
+        """The head of a lane, as the store has it in this transaction."""
+        found = tx.letters.head(self.id, lane)
+        return None if found is None else rebased(found, now, DELAY_MAX)
 
     def refresh(self, tx: StoreTx) -> None:
         """Look whether we still own it, and whether an operator was here. A hint: settling checks again."""

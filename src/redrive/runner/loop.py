@@ -17,7 +17,7 @@ from redrive.observe import signals as sig
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
 from redrive.runner.controls import perform
-from redrive.runner.duty import Duty, Work
+from redrive.runner.duty import DELAY_MAX, Duty, Work
 from redrive.runner.handle import Handling, Round
 from redrive.runner.project import Projector
 from redrive.runner.wake import Wake
@@ -47,7 +47,8 @@ class Loop:
         self._renew_at = self._monotonic() + self.duty.engine.settings.lease / 3
 
     async def renew_if_due(self) -> None:
-        """A third of the lease is over: renew it, two tries may fail."""
+        """A third of the lease is over: renew it, two tries may fail. A clock set back is noticed here, too."""
+        self.duty.lanes.notice(self.duty.engine.env.clock.now(), DELAY_MAX)
         if self._monotonic() >= self._renew_at:
             await self.bridge.run(lambda: leases.renew(self.duty))
             self._plan_renewal()
@@ -141,7 +142,8 @@ class HandlerLoop(Loop):
         room = 0 if self.stopping else self.work.room()
         due = [] if self.stopping else self._take_due()
         paused, asked = self.duty.paused, bool(group or due or room)
-        if asked or paused or self.duty.window.plan(()).prefix != self.duty.window.position:
+        held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
+        if asked or paused or held or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
             asked = bool(group or result.letters or taken) or (paused and not self.duty.paused)

@@ -381,7 +381,7 @@ class Projector:
             turn.settled += 1
             if not (settled and good) or lane is None or alone is not None:
                 return
-            head = tx.letters.head(self.duty.id, lane)
+            head = self.duty.head(tx, lane, settling.now)
 
     # ------------------------------------------------------------ helpers
 

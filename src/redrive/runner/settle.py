@@ -322,7 +322,7 @@ class Settling:
     def _next_head(self, work: Work) -> None:
         head = work.head
         assert head is not None
-        follower = None if work.lane is None else self.tx.letters.head(self.duty.id, work.lane)
+        follower = None if work.lane is None else self.duty.head(self.tx, work.lane, self.now)
         self._puts.append(_Put(work.lane, follower, -1, head.letter))
 
     def _edits(self, position: int) -> int:
