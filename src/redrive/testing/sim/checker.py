@@ -47,6 +47,7 @@ class Seen(NamedTuple):
     position: int
     epoch: int
     owner: str | None
+    until: float
     applied: int
     ignored: int
     effects: tuple[tuple[str, str | None, int], ...]
@@ -60,7 +61,7 @@ class Seen(NamedTuple):
         return self.position, self.applied, self.ignored, self.effects, self.done, self.letters, self.states
 
 
-NOTHING = Seen(0, 0, None, 0, 0, (), frozenset(), {}, (), ())
+NOTHING = Seen(0, 0, None, 0.0, 0, 0, (), frozenset(), {}, (), ())
 
 
 class Checker:
@@ -70,6 +71,7 @@ class Checker:
         self.world, self.workload, self.options = world, workload, workload.options
         self.wanted = [planned for planned in workload.events if planned.fate != "unwanted"]
         self.seen = NOTHING
+        self.renewed_at = 0.0
         self.rebuilt = False  # an operator took the subscription back: what was applied may be applied again
 
     # ------------------------------------------------------------ after a commit
@@ -81,6 +83,8 @@ class Checker:
         worker = process.name.startswith("w")
         if now.epoch < before.epoch:
             self._fail(f"fence: the epoch went back from {before.epoch} to {now.epoch}")
+        if worker:
+            self._check_lease(before, now, process)
         if worker and now.fates() != before.fates() and now.owner != process.owner:
             self._fail(f"fence: {process.owner} settled something, but {now.owner or 'nobody'} owns epoch {now.epoch}")
         rewound = not worker and now.position < before.position
@@ -91,6 +95,18 @@ class Checker:
         self._check_ledger(now)
         self._check_letters(now)
         self._check_derived(now)
+
+    def _check_lease(self, before: Seen, now: Seen, process: Process) -> None:
+        """A lease that is kept by a living owner is not taken away."""
+        taken = now.epoch > before.epoch and before.owner not in (None, now.owner)
+        unchanged = self.world.clock.monotonic() - self.renewed_at
+        lapsed = process.clock.now() >= before.until or unchanged >= self.options.lease
+        if taken and not lapsed and not self.world.is_dead(str(before.owner)):
+            self._fail(
+                f"lease: {now.owner} took it from {before.owner}, who had {before.until - process.clock.now()} s"
+            )
+        if (now.epoch, now.until) != (before.epoch, before.until):
+            self.renewed_at = self.world.clock.monotonic()
 
     def start_over(self) -> None:
         """The database went back by a power cut: what is there now was checked when it was new."""
@@ -103,7 +119,7 @@ class Checker:
 
     def _look(self) -> Seen:
         rows = self.world.disk.rows
-        progress = rows("SELECT position, epoch, owner, applied, ignored FROM redrive_progress")
+        progress = rows("SELECT position, epoch, owner, lease_until, applied, ignored FROM redrive_progress")
         if not progress:
             return NOTHING
         letters = rows(

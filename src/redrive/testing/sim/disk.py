@@ -1,4 +1,4 @@
-"""The one database of a simulated world: real SQLite in memory, from a prepared image, with a bad block now and then."""
+"""The one database of a simulated world: real SQLite in memory, from a prepared image, with bad blocks now and then."""
 
 from __future__ import annotations
 

@@ -41,9 +41,12 @@ class Operating:
             await self._do(deed)
 
     async def repair(self) -> None:
-        """The bug is fixed: resume, and send every dead head round again."""
-        await self._do("resume")
-        await self._do("replay all")
+        """The bug is fixed: resume if it is paused, send dead heads round again. Else nothing: it must run by itself."""
+        rows = self.world.disk.rows
+        if rows("SELECT 1 FROM redrive_progress WHERE paused"):
+            await self._do("resume")
+        if rows("SELECT 1 FROM redrive_letters WHERE state = 'dead'"):
+            await self._do("replay all")
 
     async def _do(self, deed: str) -> None:
         process = self.world.process("operator")

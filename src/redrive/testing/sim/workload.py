@@ -76,6 +76,7 @@ class Workload:
         self.by_id = {planned.id: planned for planned in self.events}
         self.fixed = False  # the bug is repaired: nothing is poison any more
         self.failures: Counter[str] = Counter()
+        self.exited: set[str] = set()
         self.running: dict[tuple[str, str], Call] = {}
         self.good: set[tuple[str, int, str]] = set()  # calls that returned, by process and epoch
         self._all_sent = False
@@ -91,8 +92,8 @@ class Workload:
         types = ("thing", "junk")
         match self.options.kind:
             case "async":
-                options = {"concurrency": self.options.concurrency, "timeout": self.options.timeout}
-                app.on(source, *types, start="first", **options, **common)(self._async(process, out))
+                common |= {"concurrency": self.options.concurrency, "timeout": self.options.timeout}
+                app.on(source, *types, start="first", **common)(self._async(process, out))
             case "sync":
                 common |= {"concurrency": self.options.concurrency}
                 app.on(source, *types, start="first", **common)(self._sync(process, out))
@@ -182,8 +183,8 @@ class Workload:
         match planned.fate:
             case "ignore":
                 raise Ignore("as planned")
-            case "exit" if self.failures[event.id] == 0:
-                self.failures[event.id] += 1  # an attempt that is given back
+            case "exit" if event.id not in self.exited:
+                self.exited.add(event.id)  # not a failure: the attempt is given back
                 raise SystemExit
             case "later" if self.failures[event.id] == 0:
                 self.failures[event.id] += 1
@@ -224,21 +225,21 @@ class Workload:
 
     # ------------------------------------------------------------ the world asks
 
-    def begin(self, world: World) -> None:
+    def enter(self, world: World) -> None:
         self.world = world
         self.checker = Checker(world, self)
         self.operating = Operating(world, self)
+
+    def begin(self) -> None:
+        world = self.world
         world.go_on(self._produce())
         world.go_on(self.operating.run())
 
     def committed(self, process: Process) -> None:
-        if self.checker is not None:
-            self.checker.check(process)
+        self.checker.check(process)
 
     def power_cut(self) -> None:
         self.checker.start_over()
-
-    checker: Checker | None = None  # type: ignore[assignment]
 
     async def _produce(self) -> None:
         """One event after the other, each until it is acknowledged: the list is the truth."""

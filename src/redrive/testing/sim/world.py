@@ -30,11 +30,15 @@ class Scenario(Protocol):
 
     tables: str  # SQL of the tables that exist from the start, separated by semicolons
 
+    def enter(self, world: World) -> None:
+        """This is the world; nothing runs yet."""
+        ...
+
     def declare(self, app: App, process: Process) -> None:
         """Register the functions that a worker runs."""
         ...
 
-    def begin(self, world: World) -> None:
+    def begin(self) -> None:
         """Start what goes on beside the workers: producers, operators."""
         ...
 
@@ -93,9 +97,10 @@ class World:
             self.disk.close()
 
     async def _script(self) -> None:
+        self.scenario.enter(self)
         for name in ("w1", "w2"):
             self.boot(name)
-        self.scenario.begin(self)
+        self.scenario.begin()
         self.go_on(self._chaos())
         await asyncio.sleep(self.options.phase)
         self.note("world", "calm")
@@ -267,7 +272,7 @@ class World:
             process = self.dice.choice(list(self.workers.values()))
             if process.dead or not self.faults.chaos:
                 continue
-            match self.dice.choice(["kill", "kill", "freeze", "freeze", "stop", "jump", "power"]):
+            match self.dice.choice(["kill", "kill", "freeze", "freeze", "stop", "jump", "jump for all", "power"]):
                 case "kill":
                     process.die("killed")
                 case "freeze":
@@ -279,6 +284,9 @@ class World:
                 case "jump":
                     process.clock.skew += self.dice.choice([-3600.0, -2.0, 2.0, 30.0])
                     self.note(process.owner, "jumps", process.clock.skew)
+                case "jump for all":
+                    self.clock.jump(seconds := self.dice.choice([-3600.0, -2.0, 2.0, 30.0]))
+                    self.note("world", "jumps", seconds)
                 case "power":
                     self._power_cut()
 
