@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import pty
 import signal
 import sqlite3
 import subprocess
@@ -114,6 +115,22 @@ class Shop:
             timeout=60, input=answer, env=self._env(), check=False,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
+
+    def at_terminal(self, *arguments: str, answer: str) -> Answer:
+        """The command line as a process on a terminal, with somebody who types an answer."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "redrive.cli", *arguments], cwd=self.folder, stdin=theirs, stdout=theirs,
+            stderr=theirs, env=self._env() | {"TERM": "xterm", "COLUMNS": "80"},
+        )  # fmt: skip
+        os.close(theirs)
+        os.write(ours, answer.encode())
+        said = b""
+        with contextlib.suppress(OSError):  # the last reader of a closed terminal gets an error, not an end
+            while chunk := os.read(ours, 65536):
+                said += chunk
+        os.close(ours)
+        return Answer(process.wait(timeout=60), said.decode(), "")
 
     def work(self) -> subprocess.Popen[str]:
         """Start a worker; it is stopped at the end of the test."""

@@ -97,3 +97,16 @@ def test_letters_are_moved_to_other_lanes(built: Any) -> None:
     answer = built.redrive("rekey", "charge", "--app", "shop:app", "--reason", "by user")
     assert (answer.code, answer.out) == (0, "1 letter moved to other lanes\n"), answer.err
     assert built.redrive("run", "shop:app", "--until-idle").code == 0
+
+
+def test_somebody_at_a_terminal_is_asked_and_sees_the_progress(built: Any) -> None:
+    built.write(strict=False)
+    asked = built.at_terminal("rebuild", "revenue", "--app", "shop:app", answer="y\n")
+    assert asked.code == 0, asked.out
+    assert "supersede 1 open letter? [y/N]" in asked.out
+    assert "100%" in asked.out
+    assert "revenue is rebuilt, up to position 3" in asked.out
+    refused = built.at_terminal("reset", "revenue", "--reason", "hm", "--store", "shop.db", answer="n\n")
+    assert refused.code == 1
+    assert "nothing more was done" in refused.out
+    assert len(built.query("SELECT * FROM revenue")) == 3
