@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.job import TOTALS, UPSERT, check, orders, totals_of
@@ -75,8 +76,9 @@ async def _measure(
         other.stdin.write(b"go\n")
         await asyncio.wait_for(over.wait(), 120)
         busy = (time.process_time() - cpu) / (time.perf_counter() - started)
+    answer = await other.stdout.readline()
     await other.wait()
-    return {"n": n, "idle_cpu": idle * 100, "busy_cpu": busy * 100}
+    return {"n": n, "idle_cpu": idle * 100, "busy_cpu": busy * 100, "append_p50_ms": float(answer) * 1e3}
 
 
 def produce(path: str, per_second: str, n: str) -> None:
@@ -87,10 +89,14 @@ def produce(path: str, per_second: str, n: str) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     due = time.perf_counter()
+    took = []
     for order in made:
-        log.append("order.placed", {**order.data, "sent": time.time()}, key=order.key)
+        sent = time.time()
+        log.append("order.placed", {**order.data, "sent": sent}, key=order.key)
+        took.append(time.time() - sent)
         due = max(due + pause, time.perf_counter() - pause)
         time.sleep(max(0.0, due - time.perf_counter()))
+    print(median(took), flush=True)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ LAYER_EXCEPTIONS = {
 TYPES_ONLY = {
     ("sources", "runtime"): "a Log belongs to the runtime of the App that made it",
     ("runner", "app"): "a process runs the App it is handed",
+    ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
 MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports

@@ -6,11 +6,10 @@ this file only says which.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,15 +17,10 @@ from redrive.clock import Env
 from redrive.context import Tx
 from redrive.errors import UsageError
 from redrive.event import NewEvent, check_type
-from redrive.observe.logs import log_signals
 from redrive.observe.signals import Listener
 from redrive.policy.decide import Policy
 from redrive.policy.retry import Conflicts, Retry, tuned
 from redrive.policy.rules import Rules
-from redrive.runner.bridge import Bridge
-from redrive.runner.duty import Engine
-from redrive.runner.enroll import enroll
-from redrive.runner.supervise import Supervisor
 from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
 from redrive.sources.log import Log
@@ -34,7 +28,10 @@ from redrive.subscription import KeyBy, Order, Subscription, count_arguments
 from redrive.units import duration
 
 if TYPE_CHECKING:
+    import asyncio
+
     from redrive.replay.operations import Operations
+    from redrive.runner.supervise import Supervisor
 
 F = TypeVar("F", bound=Callable[..., Any])
 RetryGiven = Retry | Sequence[Retry] | None
@@ -205,6 +202,8 @@ class App:
     @asynccontextmanager
     async def running(self, *, only: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> AsyncIterator[App]:
         """Run in the background of your event loop: `async with app.running(): yield`."""
+        import asyncio
+
         async with self._supervised(only, exclude) as supervisor:
             task = asyncio.create_task(supervisor.run())
             try:
@@ -264,53 +263,17 @@ class App:
             if (wanted is None or name in wanted) and name not in unwanted
         ]
 
-    @asynccontextmanager
-    async def _supervised(self, only: Iterable[str] | None, exclude: Iterable[str]) -> AsyncIterator[Supervisor]:
-        runtime, loop = self.runtime, asyncio.get_running_loop()
-        if runtime.is_running:
-            raise UsageError("this app is running already in this process")
-        if not runtime.inline:
-            log_signals(runtime.signals)
-        stoppable: list[Supervisor] = []
+    def _supervised(
+        self, only: Iterable[str] | None, exclude: Iterable[str]
+    ) -> AbstractAsyncContextManager[Supervisor]:
+        from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
-        def request_stop(why: str) -> None:
-            loop.call_soon_threadsafe(lambda: stoppable[0].stop(why))
-
-        engine = Engine(
-            store=runtime.store, env=runtime.env, settings=runtime.settings, types=runtime.types,
-            signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=runtime.wake,
-            worker=runtime.env.owner.replace("|", " "),
-        )  # fmt: skip
-        work = enroll(engine, self._selected(only, exclude))
-        async with self._lifespan_entered():
-            supervisor = Supervisor(engine, Bridge(runtime.store), work, threads=not runtime.inline)
-            stoppable.append(supervisor)
-            runtime.read_by(supervisor.appended, loop)
-            try:
-                yield supervisor
-            finally:
-                runtime.read_by(None, None)
-                runtime.signals.flush(1.0)
-
-    @asynccontextmanager
-    async def _lifespan_entered(self) -> AsyncIterator[None]:
-        if self._lifespan is None:
-            yield
-            return
-        manager = self._lifespan(self)
-        if hasattr(manager, "__aenter__"):
-            async with manager as self.runtime.deps:
-                yield
-        elif hasattr(manager, "__enter__"):
-            with manager as self.runtime.deps:
-                yield
-        else:
-            raise UsageError(
-                "lifespan= takes a function of the app that returns a context manager (@asynccontextmanager)"
-            )
+        return supervised(self.runtime, self._selected(only, exclude), lambda: self._lifespan and self._lifespan(self))
 
 
 def _current_task() -> asyncio.Task[Any] | None:
+    import asyncio
+
     try:
         return asyncio.current_task()
     except RuntimeError:  # no event loop runs here

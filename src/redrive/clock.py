@@ -5,6 +5,7 @@ Tests and the simulator hand in their own `Env`; nothing else imports `time` or 
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import socket
@@ -12,6 +13,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+
+_numbers = itertools.count(1)
 
 
 class Clock(Protocol):
@@ -47,21 +51,22 @@ def _namespace() -> str:
 def _started(pid: int) -> str:
     """When a process started, in ticks since boot: tells a reused pid from the process we knew."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]  # a corpse that nobody has reaped runs nothing any more
     except (OSError, IndexError):
         return ""
 
 
 def owner_id() -> str:
-    """Who holds a lease: host, boot, namespace, pid, start. One per process."""
+    """Who holds a lease: host, boot, namespace, pid, start, and a number: two apps of one process are two."""
     pid = os.getpid()
-    return "|".join((socket.gethostname(), boot_id(), _namespace(), str(pid), _started(pid)))
+    return "|".join((socket.gethostname(), boot_id(), _namespace(), str(pid), _started(pid), str(next(_numbers))))
 
 
 def is_dead(owner: str) -> bool:
     """Is this owner a process of this machine that no longer exists? False when nobody can tell."""
     try:
-        host, boot, namespace, pid, started = owner.split("|")
+        host, boot, namespace, pid, started, _ = owner.split("|")
         if (host, boot, namespace) != (socket.gethostname(), boot_id(), _namespace()) or not boot:
             return False
         os.kill(int(pid), 0)

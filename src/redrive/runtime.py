@@ -5,12 +5,11 @@ Fork-safe: a child opens its own store, because SQLite handles and threads must 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redrive.clock import Env
 from redrive.errors import UsageError
@@ -19,6 +18,9 @@ from redrive.observe.signals import Signals
 from redrive.settings import Settings, load_settings, settings_path
 from redrive.store.sqlite import SqliteStore
 from redrive.types import EventTypes
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Runtime:

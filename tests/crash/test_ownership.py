@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import Child, Zygote, wait_until
 from worker_app import OF_HANDLERS, OF_PROJECTIONS
 from world import World
+
+from redrive import App
+from redrive.observe.signals import LeaseTaken
 
 EVERYBODY = {*OF_PROJECTIONS, *OF_HANDLERS}
 SHORT = {"REDRIVE_LEASE": "500ms"}
@@ -130,3 +135,44 @@ def test_a_worker_asleep_inside_a_transaction_still_owns_it_and_nothing_is_doubl
         worker.signal(signal.SIGTERM)
         worker.wait()
     world.check()
+
+
+def test_a_killed_owner_that_nobody_has_reaped_is_dead_all_the_same(zygote: Zygote, tmp_path: Path) -> None:
+    """A container's first process often reaps nobody: the dead stay in the table of processes."""
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"})
+    owner = world.worker(heard="owner")
+    wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
+    owner.signal(signal.SIGKILL)
+    wait_until(lambda: owner.ended)
+    heir = world.worker(heard="heir")
+    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY), timeout=10)
+    heir.signal(signal.SIGTERM)
+    assert heir.wait() == 0
+    assert owner.wait() == -signal.SIGKILL
+
+
+def test_two_apps_in_one_process_do_not_take_the_lease_from_each_other(tmp_path: Path) -> None:
+    """Both are the same process, and each took the other's lease for its own."""
+    taken: list[int] = []
+
+    def make() -> App:
+        app = App(str(tmp_path / "shop.db"))
+
+        @app.projection(app.log("orders"))
+        def count(event: Any, tx: Any) -> None: ...
+
+        app.listen(lambda facts: taken.extend(fact.epoch for fact in facts if isinstance(fact, LeaseTaken)))
+        return app
+
+    first, second = make(), make()
+
+    async def main() -> None:
+        async with first.running(), second.running():
+            for n in range(10):
+                await first.log("orders").append_async("paid", {"n": n})
+            await asyncio.to_thread(wait_until, lambda: first.operate("test").status()[0].applied == 10)
+            assert taken == [1]
+
+    asyncio.run(main())
+    first.close()
+    second.close()

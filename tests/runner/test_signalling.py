@@ -7,11 +7,11 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, fields
 
 from redrive import App, Reject, StoreError, no_retry, retry, rules
 from redrive.observe import signals as sig
@@ -190,7 +190,6 @@ def test_a_failure_is_a_json_line_without_its_payload(app: App, harness: Harness
 
 def test_every_signal_can_be_a_log_line() -> None:
     for kind in sig.ALL:
-        values = {name: 1.5 if "float" in str(hint) else "text" for name, hint in kind.__init__.__annotations__.items()}
-        values.pop("return", None)
+        values = {field.name: 1.5 if "float" in str(field.type) else "text" for field in fields(kind)}
         record = logging.makeLogRecord({"msg": "x", "levelname": "INFO", "redrive": asdict(kind(**values))})
         assert json.loads(JsonFormatter().format(record))["level"] == "info"

@@ -190,8 +190,8 @@ def test_a_wider_filter_is_refused_and_the_ways_out_are_named(deploy: Deploy) ->
     fill(deploy)
     deploy(projection("order.placed"))
     says = refusal(deploy, projection("order.placed", "order.paid"))
-    assert "redrive rebuild revenue" in says
-    assert "redrive accept-from-now revenue" in says
+    assert "redrive rebuild revenue --app" in says  # without the program it would be rebuilt as it was
+    assert "redrive accept-from-now revenue --app" in says
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,12 @@ def test_sockets_are_refused_with_advice() -> None:
 
 def test_a_callback_of_this_thread_needs_no_pipe() -> None:
     loop = VirtualLoop()
+    called: list[str] = []
+    loop.call_soon_threadsafe(called.append, "once")
     loop.call_soon_threadsafe(loop.stop)
     loop.run_forever()
     loop.close()
+    assert called == ["once"]
 
 
 def test_while_a_callback_stalls_everybody_else_goes_on() -> None:

@@ -6,8 +6,9 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
+
+import msgspec
 
 from redrive.observe import signals as sig
 from redrive.observe.signals import Signal, Signals
@@ -28,9 +29,9 @@ _LEVELS: dict[type[Signal], int] = {
 }
 
 
-def name_of(signal: Signal) -> str:
+def name_of(signal: type[Signal]) -> str:
     """`LeaseTaken` is `lease.taken` in logs."""
-    name = type(signal).__name__
+    name = signal.__name__
     return "".join(f".{c.lower()}" if c.isupper() else c for c in name).lstrip(".")
 
 
@@ -41,8 +42,8 @@ class LogListener:
         for signal in signals:
             level = _LEVELS.get(type(signal), logging.INFO)
             if logger.isEnabledFor(level):
-                name = name_of(signal)
-                fields = asdict(signal)
+                name = name_of(type(signal))
+                fields = msgspec.structs.asdict(signal)
                 text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
                 logger.log(level, "%s %s", name, text, extra={"redrive": {"signal": name, **fields}})
 

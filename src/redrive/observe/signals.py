@@ -10,19 +10,18 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 QUEUE_MAX = 10_000  # batches of signals; beyond it the newest are dropped and counted
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """Something happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended(Signal):
+class Appended(Signal, frozen=True):
     """Events were stored."""
 
     log: str
@@ -30,8 +29,7 @@ class Appended(Signal):
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Settled(Signal):
+class Settled(Signal, frozen=True):
     """A settling transaction committed: how many events met which fate, and how long it took."""
 
     subscription: str
@@ -41,8 +39,7 @@ class Settled(Signal):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Failing(Signal):
+class Failing(Signal, frozen=True):
     """Common to the fates of one failed event."""
 
     subscription: str
@@ -56,37 +53,32 @@ class Failing(Signal):
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Retried(Failing):
+class Retried(Failing, frozen=True):
     """An attempt failed; the next is due after `delay` seconds."""
 
     delay: float
 
 
-@dataclass(frozen=True, slots=True)
-class Buried(Failing):
+class Buried(Failing, frozen=True):
     """A dead letter: attempts are over."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Discarded(Failing):
+class Discarded(Failing, frozen=True):
     """Dropped because an explicit rule asked for it."""
 
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Parked(Signal):
+class Parked(Signal, frozen=True):
     """Events queued behind the head of their lane."""
 
     subscription: str
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered(Signal):
+class Recovered(Signal, frozen=True):
     """A letter was applied: by a retry, a replay, or because its head was settled."""
 
     subscription: str
@@ -96,8 +88,7 @@ class Recovered(Signal):
     replayed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Operated(Signal):
+class Operated(Signal, frozen=True):
     """An operator replayed, discarded, edited, resolved, reset … something."""
 
     action: str
@@ -106,8 +97,7 @@ class Operated(Signal):
     who: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTaken(Signal):
+class LeaseTaken(Signal, frozen=True):
     """This process owns the subscription now."""
 
     subscription: str
@@ -115,24 +105,21 @@ class LeaseTaken(Signal):
     unclean: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReleased(Signal):
+class LeaseReleased(Signal, frozen=True):
     """Handed over gracefully."""
 
     subscription: str
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseLost(Signal):
+class LeaseLost(Signal, frozen=True):
     """Another owner took over; nothing of ours was written since."""
 
     subscription: str
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Halted(Signal):
+class Halted(Signal, frozen=True):
     """The subscription stopped by itself; it tries again after `wait` seconds."""
 
     subscription: str
@@ -140,15 +127,13 @@ class Halted(Signal):
     wait: float
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed(Signal):
+class Resumed(Signal, frozen=True):
     """A halted subscription works again."""
 
     subscription: str
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerStuck(Signal):
+class HandlerStuck(Signal, frozen=True):
     """A function overran its timeout and cannot be stopped; its key stays busy until it returns."""
 
     subscription: str
@@ -156,8 +141,7 @@ class HandlerStuck(Signal):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class LaneFull(Signal):
+class LaneFull(Signal, frozen=True):
     """Intake waits: a key holds as many letters as a lane may."""
 
     subscription: str
@@ -165,16 +149,14 @@ class LaneFull(Signal):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class RuleBroken(Signal):
+class RuleBroken(Signal, frozen=True):
     """A keep or discard rule could not answer, so the letter was kept."""
 
     subscription: str
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping(Signal):
+class Stopping(Signal, frozen=True):
     """The worker was asked to stop."""
 
     why: str

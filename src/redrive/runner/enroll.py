@@ -113,8 +113,8 @@ def _check_filter(tx: StoreTx, subscription: Subscription, row: Subscribed) -> N
     if position > filters[0][0] and not narrower(subscription.types, former):
         raise UsageError(
             f"{row.name!r} now asks for {_show(subscription.types)}, so far for {_show(former)}: events it never "
-            f"saw lie below its progress. `redrive rebuild {row.name}` applies them, "
-            f"`redrive accept-from-now {row.name} --reason …` leaves them out, audited"
+            f"saw lie below its progress. `redrive rebuild {row.name} --app MODULE:APP` applies them, "
+            f"`redrive accept-from-now {row.name} --app MODULE:APP --reason …` leaves them out, audited"
         )
     change_filter(tx, row, subscription.types)
 
@@ -145,7 +145,8 @@ def _check_keys(engine: Engine, tx: StoreTx, subscription: Subscription, row: Su
         if key != lane:
             raise UsageError(
                 f"{row.name!r}: letter {letter} (position {position}) waits in lane {lane!r}, but key_by now says "
-                f"{key!r}. Restore the key function, or move all open letters: redrive rekey {row.name} --reason …"
+                f"{key!r}. Restore the key function, or move all open letters: "
+                f"redrive rekey {row.name} --app MODULE:APP --reason …"
             )
 
 
@@ -160,7 +161,7 @@ def _check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> N
         if table in stored and stored[table] != columns and columns is not None:
             raise UsageError(
                 f"{row.name!r}: the definition of table {table!r} changed; "
-                f"`redrive rebuild {row.name}` drops and fills it anew"
+                f"`redrive rebuild {row.name} --app MODULE:APP` drops and fills it anew"
             )
         if table not in stored:
             tx.sql.run("table_add", {"name": table, "subscription": row.id, "columns": columns})

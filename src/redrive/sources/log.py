@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,13 +16,15 @@ from redrive.event import Event, NewEvent, from_row
 from redrive.store.port import Appending
 
 if TYPE_CHECKING:
+    import asyncio
+
     from redrive.runtime import Runtime
 
 PAGE = 500  # events read at a time by `read`
 APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
 
 
-_boxes: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Any]] = WeakKeyDictionary()  # answers, by event loop
+_boxes: WeakKeyDictionary[Any, deque[Any]] = WeakKeyDictionary()  # answers, by event loop
 
 
 class Answer:
@@ -132,6 +133,8 @@ class Log:
             self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
             expected_version=expected_version,
         )  # fmt: skip
+        import asyncio  # a producer that never awaits need not load it
+
         if self._runtime.transacting is not None and self._runtime.transacting is asyncio.current_task():
             raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()

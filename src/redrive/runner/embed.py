@@ -1,0 +1,66 @@
+"""Subscriptions under supervision, for as long as a block of the caller's lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from redrive.errors import UsageError
+from redrive.observe.logs import log_signals
+from redrive.runner.bridge import Bridge
+from redrive.runner.duty import Engine
+from redrive.runner.enroll import enroll
+from redrive.runner.supervise import Supervisor
+from redrive.subscription import Subscription
+
+if TYPE_CHECKING:
+    from redrive.runtime import Runtime
+
+
+@asynccontextmanager
+async def supervised(
+    runtime: Runtime, subscriptions: Iterable[Subscription], lifespan: Callable[[], Any]
+) -> AsyncIterator[Supervisor]:
+    """Enrol the subscriptions, enter the lifespan, and hand over a supervisor that is woken by this process."""
+    loop = asyncio.get_running_loop()
+    if runtime.is_running:
+        raise UsageError("this app is running already in this process")
+    if not runtime.inline:
+        log_signals(runtime.signals)
+    stoppable: list[Supervisor] = []
+
+    def request_stop(why: str) -> None:
+        loop.call_soon_threadsafe(lambda: stoppable[0].stop(why))
+
+    engine = Engine(
+        store=runtime.store, env=runtime.env, settings=runtime.settings, types=runtime.types,
+        signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=runtime.wake,
+        worker=runtime.env.owner.replace("|", " "),
+    )  # fmt: skip
+    work = enroll(engine, subscriptions)
+    async with _entered(lifespan()) as runtime.deps:
+        supervisor = Supervisor(engine, Bridge(runtime.store), work, threads=not runtime.inline)
+        stoppable.append(supervisor)
+        runtime.read_by(supervisor.appended, loop)
+        try:
+            yield supervisor
+        finally:
+            runtime.read_by(None, None)
+            runtime.signals.flush(1.0)
+
+
+@asynccontextmanager
+async def _entered(manager: Any) -> AsyncIterator[Any]:
+    """What a lifespan yields; it may be an ordinary context manager, too."""
+    if manager is None:
+        yield None
+    elif hasattr(manager, "__aenter__"):
+        async with manager as deps:
+            yield deps
+    elif hasattr(manager, "__enter__"):
+        with manager as deps:
+            yield deps
+    else:
+        raise UsageError("lifespan= takes a function of the app that returns a context manager (@asynccontextmanager)")
