@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 # A deadline measures the machine, not the code; runs on a busy machine must not fail by chance.
 settings.register_profile("redrive", deadline=None, print_blob=True)
 settings.load_profile("redrive")
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Figures that tests have recorded by `record_property`, so that every run shows them."""
+    figures: dict[str, list[str]] = {}
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            figures.setdefault(name, []).append(str(value))
+    for name, lines in sorted(figures.items()):
+        terminalreporter.section(name)
+        for line in sorted(lines):
+            terminalreporter.write_line(line)

@@ -92,9 +92,10 @@ class Emitter:
         if not isinstance(name, str):
             raise UsageError(f"emit takes a log as its first argument, not {log!r}")
         made = draft(
-            self._types, self._env, type, data, key=key, headers=headers, expected_version=expected_version, id="-"
-        )
-        return Emission(name, made._replace(id=emission_id(self.identity, event.id, ordinal), derived=True))
+            self._types, self._env, type, data, key=key, headers=headers, expected_version=expected_version,
+            id=emission_id(self.identity, event.id, ordinal), derived=True,
+        )  # fmt: skip
+        return Emission(name, made)
 
 
 class Office(Protocol):

@@ -26,6 +26,7 @@ def draft(
     headers: Mapping[str, str] | None = None,
     time: datetime | None = None,
     expected_version: int | None = None,
+    derived: bool = False,
 ) -> NewEvent:
     """`kind` is an event type with data beside it, or an instance of a class marked by `@redrive.event`."""
     if isinstance(kind, str):
@@ -54,6 +55,7 @@ def draft(
         data_raw=raw,
         expected_version=expected_version,
         may_repeat=id is not None,
+        derived=derived,
     )
 
 

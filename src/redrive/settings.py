@@ -63,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
-    settle_max: Count = 500  # handler results settled per transaction; bounds how long it holds the write lock
+    settle_max: Count = 1_000  # handler results settled per transaction; bounds how long it holds the write lock
     crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried
     halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone

@@ -22,7 +22,7 @@ from redrive.runner.handle import Handling, Round
 from redrive.runner.project import Projector
 from redrive.runner.wake import Wake
 
-SETTLE_AT = 500  # outcomes worth a commit of their own while there is more to call
+SETTLE_AT = 1000  # outcomes worth a commit of their own while there is more to call
 SETTLE_AFTER = 0.01  # seconds an outcome may wait for company
 YIELD_EVERY = 256  # calls between two turns of the event loop: others want to run too
 

@@ -19,6 +19,7 @@ class Faults:
     midway: float = 0.0  # the disk gives up in the middle of a transaction
     crash: float = 0.0  # the process dies: before, or after the commit
     stall: float = 0.0  # a thread stands still between two operations while the world goes on
+    power: float = 0.0  # the machine goes dark after a commit that was not synced, and takes it back
     chaos: float = 0.0  # deaths, freezes, stops and clock jumps per second, at any time
 
     def scaled(self, by: float) -> Faults:
@@ -26,7 +27,7 @@ class Faults:
         return Faults(*(getattr(self, field.name) * by for field in fields(self)))
 
 
-USUAL = Faults(error=0.015, unknown=0.02, midway=0.01, crash=0.006, stall=0.04, chaos=0.5)
+USUAL = Faults(error=0.015, unknown=0.02, midway=0.01, crash=0.006, stall=0.04, power=0.02, chaos=0.5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,7 @@ class World:
             process = self.dice.choice(list(self.workers.values()))
             if process.dead or not self.faults.chaos:
                 continue
-            match self.dice.choice(["kill", "kill", "freeze", "freeze", "stop", "jump", "jump for all", "power"]):
+            match self.dice.choice(["kill", "kill", "freeze", "freeze", "stop", "jump", "jump for all"]):
                 case "kill":
                     process.die("killed")
                 case "freeze":
@@ -287,11 +287,11 @@ class World:
                 case "jump for all":
                     self.clock.jump(seconds := self.dice.choice([-3600.0, -2.0, 2.0, 30.0]))
                     self.note("world", "jumps", seconds)
-                case "power":
-                    self._power_cut()
 
     def _power_cut(self) -> None:
         """Every process dies, and what was committed without a sync is gone."""
+        if self._over.done():
+            return
         for process in list(self._alive.values()):
             process.die("power cut")
         if self._synced is not None:
@@ -311,4 +311,6 @@ class World:
         self.commits += 1
         if durable:
             self._synced = None
+        elif self.dice.random() < self.faults.power:
+            self.loop.call_soon(self._power_cut)
         self.scenario.committed(process)
