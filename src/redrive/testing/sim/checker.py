@@ -125,13 +125,19 @@ class Checker:
         letters = rows(
             "SELECT event_id, state, reason, attempts, rev, edits FROM redrive_letters WHERE state <> 'superseded'"
         )
+        position, epoch, owner, until, applied, ignored = progress[0]
         return Seen(
-            *progress[0],
-            tuple(rows("SELECT event, key, edits FROM effects ORDER BY seq")),  # type: ignore[arg-type]
+            position,
+            epoch,
+            owner,
+            until,
+            applied,
+            ignored,
+            tuple(rows("SELECT event, key, edits FROM effects ORDER BY seq")),
             frozenset(position for (position,) in rows("SELECT position FROM redrive_done")),
             {row[0]: Letter(*row) for row in letters},
-            tuple(rows("SELECT key, data FROM redrive_state")) if self.options.state else (),  # type: ignore[arg-type]
-            tuple(rows("SELECT key, data FROM redrive_events WHERE type = 'echo' ORDER BY position"))  # type: ignore[arg-type]
+            tuple(rows("SELECT key, data FROM redrive_state")) if self.options.state else (),
+            tuple(rows("SELECT key, data FROM redrive_events WHERE type = 'echo' ORDER BY position"))
             if self.options.emit
             else (),
         )

@@ -41,7 +41,7 @@ class Operating:
             await self._do(deed)
 
     async def repair(self) -> None:
-        """The bug is fixed: resume if it is paused, send dead heads round again. Else nothing: it must run by itself."""
+        """The bug is fixed: resume if it is paused, send dead heads round again. All else must happen by itself."""
         rows = self.world.disk.rows
         if rows("SELECT 1 FROM redrive_progress WHERE paused"):
             await self._do("resume")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from redrive.clock import Env
 from redrive.errors import CommitUnknown, StoreBusy, StoreError
+from redrive.store.port import Appending
 from redrive.store.sqlite import SqliteStore
 from redrive.store.sqlite.store import SqliteTx
-from redrive.store.sqlite.writer import Appending
 
 if TYPE_CHECKING:
     from redrive.testing.sim.world import World
