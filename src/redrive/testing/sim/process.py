@@ -96,7 +96,7 @@ class Process:
                 self._later(self._perform)
 
     def _later(self, what: Callable[[], None]) -> None:
-        self.world.loop.call_later(self.world.latency(), self._unless_gone, what)
+        self.world.loop.call_later(self.world.fate.latency(), self._unless_gone, what)
 
     def _unless_gone(self, what: Callable[[], None]) -> None:
         frozen = self.frozen_until - self.world.loop.time()
@@ -144,10 +144,10 @@ class SimStore(SqliteStore):
     def transaction(self, *, durable: bool = True) -> Iterator[SqliteTx]:
         process, world = self._process, self._world
         self._pass("begin")
-        fate = world.commit_fate()
+        fate = world.fate.commit()
         world.committing(durable=durable)
         with super().transaction(durable=durable) as tx:
-            with world.disk.failing_midway(*world.midway(fate)):
+            with world.disk.failing_midway(*world.fate.midway(fate)):
                 yield tx
             match fate:
                 case "error":
@@ -185,7 +185,7 @@ class SimStore(SqliteStore):
         """Between two operations anything may happen."""
         process, world = self._process, self._world
         process.check_alive()
-        match world.passing_fate():
+        match world.fate.passing():
             case "crash":
                 process.die(f"at {where}")
             case "error":

@@ -17,6 +17,7 @@ from redrive.errors import StoreError
 from redrive.observe.signals import Halted, Signal
 from redrive.runner.supervise import Supervisor
 from redrive.testing.sim.disk import Disk
+from redrive.testing.sim.fate import Fate
 from redrive.testing.sim.options import Faults, Options
 from redrive.testing.sim.process import Crash, Process
 from redrive.testing.virtual import FakeClock, VirtualLoop
@@ -64,7 +65,7 @@ class World:
         self.clock = FakeClock()
         self.loop = VirtualLoop(self.clock)
         self.disk = Disk(scenario.tables)
-        self.faults = options.faults
+        self.fate = Fate(self.dice, options.faults, options.latency)
         self.commits = 0
         self.trace: list[tuple[Any, ...]] = []
         self.violation = ""
@@ -99,12 +100,12 @@ class World:
     async def _script(self) -> None:
         self.scenario.enter(self)
         for name in ("w1", "w2"):
-            self.boot(name)
+            self._boot(name)
         self.scenario.begin()
         self.go_on(self._chaos())
         await asyncio.sleep(self.options.phase)
         self.note("world", "calm")
-        self.faults = CALM
+        self.fate.faults = CALM
         for process in list(self.workers.values()):
             process.frozen_until = 0.0
         await self.scenario.end()
@@ -170,7 +171,7 @@ class World:
         self._alive[process.owner] = process
         return process
 
-    def boot(self, name: str) -> None:
+    def _boot(self, name: str) -> None:
         """Start a worker."""
         if self.violation:
             return
@@ -201,13 +202,13 @@ class World:
         self._alive.pop(process.owner, None)
         if self.workers.get(process.name) is process:
             self.deaths += 1
-            self.loop.call_later(self.dice.expovariate(3.0), self.boot, process.name)
+            self.loop.call_later(self.dice.expovariate(3.0), self._boot, process.name)
 
     def is_dead(self, owner: str) -> bool:
         """What another process of the same machine can see."""
         return owner in self._dead
 
-    def stop(self, process: Process) -> None:
+    def _stop(self, process: Process) -> None:
         """SIGTERM."""
         supervisor = self._supervisors.get(process.owner)
         if supervisor is not None:
@@ -226,36 +227,6 @@ class World:
 
     # ------------------------------------------------------------ what goes wrong
 
-    def latency(self) -> float:
-        """How long an operation takes."""
-        return self.dice.expovariate(1.0) * self.options.latency
-
-    def passing_fate(self) -> str:
-        """What happens between two operations."""
-        dice, faults = self.dice.random(), self.faults
-        if dice < faults.crash / 2:
-            return "crash"
-        dice -= faults.crash / 2
-        if dice < faults.error:
-            return "error"
-        return "stall" if dice < faults.error + faults.stall else ""
-
-    def commit_fate(self) -> str:
-        """How a transaction ends."""
-        dice, faults = self.dice.random(), self.faults
-        for fate, chance in (
-            ("crash before", faults.crash / 2), ("crash after", faults.crash), ("error", faults.error),
-            ("unknown, done", faults.unknown / 2), ("unknown, lost", faults.unknown / 2), ("midway", faults.midway),
-        ):  # fmt: skip
-            if dice < chance:
-                return fate
-            dice -= chance
-        return ""
-
-    def midway(self, fate: str) -> tuple[int, bool]:
-        """Which statement of a transaction fails (0: none), and whether SQLite rolls back by itself."""
-        return (self.dice.randint(1, 12), self.dice.random() < 0.5) if fate == "midway" else (0, False)
-
     def stall(self, process: Process) -> None:
         """A thread stands still while the others go on, sometimes for longer than a lease."""
         if self._stalled < STALLS_MAX and asyncio.current_task(self.loop) is None:  # a task of the same process goes on
@@ -267,10 +238,10 @@ class World:
 
     async def _chaos(self) -> None:
         """Deaths, freezes, stops and clock jumps at any time."""
-        while self.faults.chaos:
-            await asyncio.sleep(self.dice.expovariate(self.faults.chaos))
+        while self.fate.faults.chaos:
+            await asyncio.sleep(self.dice.expovariate(self.fate.faults.chaos))
             process = self.dice.choice(list(self.workers.values()))
-            if process.dead or not self.faults.chaos:
+            if process.dead or not self.fate.faults.chaos:
                 continue
             match self.dice.choice(["kill", "kill", "freeze", "freeze", "stop", "jump", "jump for all"]):
                 case "kill":
@@ -280,7 +251,7 @@ class World:
                     self.note(process.owner, "freezes", length)
                     process.frozen_until = self.loop.time() + length
                 case "stop":
-                    self.stop(process)
+                    self._stop(process)
                 case "jump":
                     process.clock.skew += self.dice.choice([-3600.0, -2.0, 2.0, 30.0])
                     self.note(process.owner, "jumps", process.clock.skew)
@@ -311,6 +282,6 @@ class World:
         self.commits += 1
         if durable:
             self._synced = None
-        elif self.dice.random() < self.faults.power:
+        elif self.fate.power():
             self.loop.call_soon(self._power_cut)
         self.scenario.committed(process)
