@@ -48,7 +48,7 @@ def test_the_environment_wins_over_the_profile_and_the_profile_over_the_file(tmp
         profile = "production"
         lease = "1s"
         batch_max = 100
-        window_max = 600
+        window_max = 1600
         [profiles.production]
         lease = "2s"
         batch_max = 200
@@ -57,7 +57,7 @@ def test_the_environment_wins_over_the_profile_and_the_profile_over_the_file(tmp
         """,
     )
     settings, origins = load_settings(path, {"REDRIVE_LEASE": "3s"})
-    assert (settings.lease, settings.batch_max, settings.window_max) == (3.0, 200, 600)
+    assert (settings.lease, settings.batch_max, settings.window_max) == (3.0, 200, 1600)
     assert origins["lease"] == "REDRIVE_LEASE"
     assert origins["batch_max"] == f"{path} [profiles.production]"
     assert origins["window_max"] == str(path)

@@ -9,10 +9,10 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from script import Said, script
 
 from redrive import App, Ignore, Reject, retry
@@ -149,7 +149,7 @@ class Hearing:
         for fact in facts:
             if isinstance(fact, Halted):
                 Path(f"{self._path}-halted-{fact.subscription}").touch()
-        lines = [json.dumps({"signal": type(fact).__name__, **asdict(fact)}) for fact in facts]
+        lines = [json.dumps({"signal": type(fact).__name__, **msgspec.structs.asdict(fact)}) for fact in facts]
         with open(self._path, "a") as file:
             file.write("".join(f"{line}\n" for line in lines))
 

@@ -97,11 +97,11 @@ class World:
             " redrive_letters h WHERE h.subscription = l.subscription AND h.lane = l.lane AND h.state = 'dead'"
             " AND h.position < l.position)"
         )
-        enrolled = len(OF_PROJECTIONS) + len(OF_HANDLERS)
         if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'redrive_subscriptions'"):
             return False
-        known = self.rows("SELECT count(*) FROM redrive_subscriptions")
-        return known == [(enrolled,)] and self.rows(behind) == [(0,)] and self.rows(heads) == [(0,)]
+        known = "SELECT count(*) FROM redrive_subscriptions"
+        together = self.rows(f"SELECT ({known}), ({behind}), ({heads})")  # one snapshot: a head may emit as it leaves
+        return together == [(len(OF_PROJECTIONS) + len(OF_HANDLERS), 0, 0)]
 
     # ------------------------------------------------------------ looking
 

@@ -122,7 +122,9 @@ class Duty:
         crashed = is_crash(former, env.boot) and former.owner != env.owner
         if crashed or self.charges:
             # In flight was at most one window of events above the highest that was settled.
-            rows = tx.logs.after(self.log_id, max([row.position, *done]), self.engine.settings.window_max)
+            settings, projects = self.engine.settings, self.subscription.kind == "projection"
+            limit = settings.batch_max if projects else settings.window_max
+            rows = tx.logs.after(self.log_id, max([row.position, *done]), limit)
             self.horizon = rows[-1][0] if rows else max(done, default=0)
             now = env.clock.now()
             self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id)
@@ -171,7 +173,8 @@ class Duty:
         if charges >= self.engine.settings.crash_charges_max:
             work.outcome = Crashed(charges)
             return
-        with self.engine.store.transaction() as tx:
+        # Not durable: what only a power cut can take away is not charged after one, either.
+        with self.engine.store.transaction(durable=False) as tx:
             tx.progress.fence(self.id, self.epoch, self.window.position)
             tx.keyed.run_alone(self.id, work.position, self.engine.env.boot)
             hit("alone.before_commit")

@@ -328,40 +328,53 @@ class Handling:
         with self.duty.engine.store.transaction() as tx:
             settling = Settling(tx, self.duty)
             hit("round.fenced")
-            plain: list[Work] = []
+            together: list[Work] = []
             for work in group:
                 if work.follow:
                     settling.follow(work)
                 elif work.outcome is not out.APPLIED:
                     self._write_bad(settling, work, result)
-                elif work.effects is None and work.head is None and not work.alone:
-                    plain.append(work)
+                elif work.head is None and not work.alone and (work.effects is None or not isolate):
+                    together.append(work)
                 else:
-                    self._write_good(settling, work, result, isolate)
-            settling.commit_works(plain)
-            if not settling.write_together():
-                raise _Isolate
+                    self._write_good(settling, work, result)
+            self._write_together(settling, together)
             hit("round.effects")
             settling.finish()
             hit("round.before_commit")
         return settling
 
-    def _write_good(self, settling: Settling, work: Work, result: Round, isolate: bool) -> None:
-        """Effects first, then the fate. A letter always has its own savepoint: an operator may be faster."""
-        tx, store = settling.tx, self.duty.engine.store
-        guarded = isolate or work.head is not None
-        if guarded:
-            tx.savepoint()
-        error = attempt(lambda: settling.effects(work, together=not guarded))
-        if isinstance(error, Fenced | BugError) or (error is not None and store.is_the_world(error)):
-            raise error
-        if error is not None and not guarded:
+    def _write_together(self, settling: Settling, works: list[Work]) -> None:
+        """The ordinary case: nobody fails. If one does, all of it is written again, one by one."""
+
+        def effects() -> None:
+            for work in works:
+                if work.effects is not None:
+                    settling.effects(work, together=True)
+            if not settling.write_together():
+                raise _Isolate
+
+        error = attempt(effects)
+        if isinstance(error, Fenced | BugError | _Isolate) or self._is_the_world(error):
+            raise error  # type: ignore[misc]
+        if error is not None:
             raise _Isolate from error
+        settling.commit_works(works)
+
+    def _is_the_world(self, error: BaseException | None) -> bool:
+        return error is not None and self.duty.engine.store.is_the_world(error)
+
+    def _write_good(self, settling: Settling, work: Work, result: Round) -> None:
+        """Effects first, then the fate, behind a savepoint: it may fail, and an operator may be faster."""
+        tx, store = settling.tx, self.duty.engine.store
+        tx.savepoint()
+        error = attempt(lambda: settling.effects(work, together=False))
+        if error is not None and (isinstance(error, Fenced | BugError) or self._is_the_world(error)):
+            raise error
         lost = error is None and not settling.commit(work)
         if error is not None or lost:
             tx.undo()
-        if guarded:
-            tx.keep()
+        tx.keep()
         if lost:
             settling.lose(work)
         if error is not None:

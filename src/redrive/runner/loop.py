@@ -106,7 +106,7 @@ class ProjectionLoop(Loop):
                 await asyncio.sleep(turn.rerun_after)  # a version conflict: nothing is held while we wait
             elif turn.stopped:
                 await self.wake.wait(self.pause_length())
-            elif turn.settled == 0 and not self.has_due():
+            elif not turn.more and not self.has_due():
                 await self.rest(not self.wake.pending, self.pause_length())
 
 

@@ -35,6 +35,7 @@ class Turn:
     """What one turn did, so that the loop knows when to come back."""
 
     settled: int = 0
+    more: bool = False  # the batch was as large as may be: there is probably another one
     rerun_after: float = 0.0  # a version conflict: wait this long before the same event runs again
     stopped: bool = False
     halt: str = ""
@@ -151,6 +152,7 @@ class Projector:
         hit("batch.committed")
         self._after(settling, started)
         turn.settled += ran
+        turn.more = ran == self.duty.engine.settings.batch_max or ran < len(batch.rows) or batch.alone is not None
 
     def _read(self) -> Batch:
         """The next rows that the filter asks for."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from redrive.errors import CommitUnknown, StoreError, UsageError
+from redrive.errors import CommitUnknown, StoreBusy, StoreError, UsageError
 from redrive.failpoints import hit
 from redrive.store.books import Books
 from redrive.store.keyed import Keyed
@@ -40,6 +41,8 @@ from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.writer import Writer
 
 log = logging.getLogger("redrive")
+
+BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.005  # seconds between two tries for the write lock
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -99,6 +102,8 @@ class SqliteStore:
         full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
         self._full = SqliteTx(full)
         self._normal = self._full if path == ":memory:" else SqliteTx(self._open("NORMAL"))
+        for tx in (self._full, self._normal):  # we wait for the write lock ourselves, see _begin
+            tx.connection.execute("PRAGMA busy_timeout = 0")
         migrate(self)
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
@@ -139,10 +144,19 @@ class SqliteStore:
                 self._holder = None
 
     def _begin(self, tx: SqliteTx) -> None:
-        try:
-            tx.control(BEGIN)
-        except sqlite3.Error as error:
-            raise translate(error, self.path) from error
+        """Take the write lock. SQLite's own waiting grows to 100 ms steps; another process holds it for one or two."""
+        give_up = time.monotonic() + self._busy_timeout
+        pause = BUSY_PAUSE_MIN
+        while True:
+            try:
+                tx.control(BEGIN)
+                return
+            except sqlite3.Error as error:
+                world = translate(error, self.path)
+                if not isinstance(world, StoreBusy) or time.monotonic() >= give_up:
+                    raise world from error
+            time.sleep(pause)
+            pause = min(pause * 1.5, BUSY_PAUSE_MAX)
 
     def _commit(self, tx: SqliteTx) -> None:
         if not tx.connection.in_transaction:  # SQLite itself rolled back (disk full inside a statement)
