@@ -111,4 +111,3 @@ def work(path: str, form: str, deed: str, calls: str, until_idle: bool = True, s
     if signals:
         app.listen(Hearing(signals))
     app.run(until_idle=until_idle)
-    app.close()

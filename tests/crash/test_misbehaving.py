@@ -188,6 +188,22 @@ def test_a_stop_does_not_wait_for_ever_and_gives_the_attempt_back(form: str, zyg
     assert stage.rows("SELECT * FROM redrive_inflight WHERE charges > 0") == []
 
 
+def test_a_stop_does_not_wait_for_ever_for_a_projection_that_blocks(zygote: Zygote, tmp_path: Path) -> None:
+    """It holds the transaction, which is rolled back when the process ends; also when it runs alone after a kill."""
+    stage = Stage(zygote, tmp_path, "projection", "block")
+    impatient = {"REDRIVE_STOP_TIMEOUT": "100ms"}
+    for turn, ending in enumerate([signal.SIGTERM, signal.SIGKILL, signal.SIGTERM], 1):
+        worker = stage.worker(impatient, until_idle=False, gate=str(stage.gate))
+        wait_until(lambda: stage.calls(BAD) == turn)  # noqa: B023
+        worker.signal(ending)
+        assert worker.wait() == (0 if ending == signal.SIGTERM else -ending), worker.said
+        assert stage.letters() == {}
+    stage.gate.touch()
+    assert stage.worker(gate=str(stage.gate)).wait() == 0
+    applied = Counter(stage.rows("SELECT event_id FROM done_rows"))
+    assert applied == Counter((id,) for id in (*GOOD, BAD, *BEHIND))
+
+
 @pytest.mark.parametrize("form", ["async", "sync"])
 def test_a_second_signal_ends_the_worker_at_once(form: str, zygote: Zygote, tmp_path: Path) -> None:
     stage = Stage(zygote, tmp_path, form, "hang")

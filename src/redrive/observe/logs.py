@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import msgspec
-
 from redrive.observe import signals as sig
 from redrive.observe.signals import Signal, Signals
 
@@ -35,17 +33,23 @@ def name_of(signal: type[Signal]) -> str:
     return "".join(f".{c.lower()}" if c.isupper() else c for c in name).lstrip(".")
 
 
+_NAMES: dict[type[Signal], str] = {kind: name_of(kind) for kind in sig.ALL}
+
+
 class LogListener:
     """Writes signals to the logger."""
 
     def __call__(self, signals: Sequence[Signal]) -> None:
         for signal in signals:
-            level = _LEVELS.get(type(signal), logging.INFO)
+            kind = type(signal)
+            level = _LEVELS.get(kind, logging.INFO)
             if logger.isEnabledFor(level):
-                name = name_of(type(signal))
-                fields = msgspec.structs.asdict(signal)
-                text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
-                logger.log(level, "%s %s", name, text, extra={"redrive": {"signal": name, **fields}})
+                name = _NAMES[kind]
+                fields = {field: getattr(signal, field) for field in kind.__struct_fields__}
+                text = " ".join([name, *[f"{field}={_short(value)}" for field, value in fields.items()]])
+                # Not logger.log: it would walk the stack for every line to find out that it comes from here.
+                extra = {"redrive": {"signal": name, **fields}}
+                logger.handle(logger.makeRecord(logger.name, level, __file__, 0, text, (), None, extra=extra))
 
 
 def _short(value: object) -> str:

@@ -27,7 +27,7 @@ from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
 STRIDE = 16  # a savepoint costs ~1.7 µs, re-running half a stride ~40 µs per failure: measured, bench/stride.py
-LETTERS_MAX = 100  # lanes retried per transaction
+LETTERS_MAX = 500  # lanes retried per transaction
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ class Options:
     order: str
     concurrency: int
     state: bool
+    wraps: bool  # the state is deleted at every third event of a key
     emit: bool
     timeout: float | None
     attempts: int
@@ -74,6 +75,7 @@ class Options:
             order=order,
             concurrency=dice.randint(1, 3) if handler and order != "total" else 1,
             state=handler and dice.random() < 0.6,
+            wraps=dice.random() < 0.5,
             emit=dice.random() < 0.5,
             timeout=0.4 if kind == "async" and dice.random() < 0.3 else None,
             attempts=dice.randint(2, 3),

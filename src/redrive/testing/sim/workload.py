@@ -31,6 +31,7 @@ CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1))"""
 EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
 PICKY = "INSERT INTO picky VALUES (?, ?)"
 DRAIN_MAX = 120.0  # seconds of virtual time in which everything must come to its end once the faults are over
+WRAP = 3
 ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted")
 
 
@@ -164,7 +165,11 @@ class Workload:
     def _ask(self, ctx: Any, event: Event[Any], out: Log, early: Any) -> None:
         ctx.execute(EFFECT, (event.id, event.key, event.data.get("edits", 0)))
         if self.options.state and ctx.key is not None:
-            ctx.state["n"] = (ctx.state.get("n", 0) if early is False else early) + 1
+            count = (ctx.state.get("n", 0) if early is False else early) + 1
+            if self.options.wraps and count == WRAP:
+                ctx.state.clear()
+            else:
+                ctx.state["n"] = count
         if self.options.emit:
             ctx.emit(out, "echo", {"of": event.id})
         if self.by_id[event.id].fate == "picky":

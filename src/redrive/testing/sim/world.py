@@ -22,6 +22,7 @@ from redrive.testing.sim.options import Faults, Options
 from redrive.testing.sim.process import Crash, Process
 from redrive.testing.virtual import FakeClock, VirtualLoop
 
+COMMITS_MAX = 5_000  # no schedule needs so many: something runs in circles
 STALLS_MAX = 3  # nested: each one is a stack of its own
 CALM = Faults()
 
@@ -280,6 +281,8 @@ class World:
     def committed(self, process: Process, *, durable: bool) -> None:
         """Called after every commit, before anybody learns of it."""
         self.commits += 1
+        if self.commits > COMMITS_MAX:
+            self.fail("livelock: commits without end")
         if durable:
             self._synced = None
         elif self.fate.power():
