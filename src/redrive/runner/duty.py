@@ -150,6 +150,11 @@ class Duty:
         if row.parked_version != self.parked_version:
             self.load_lanes(tx, row.parked_version)
 
+    @property
+    def is_careful(self) -> bool:
+        """Does something run alone, behind a mark that charges it for a death?"""
+        return bool(self.horizon or self.suspects or self.charges)
+
     def needs_care(self, work: Work) -> bool:
         """After a crash, what may have caused it runs alone."""
         if work.head is None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from functools import partial
 
 from redrive.errors import CommitUnknown, Fenced, Halted, StoreError
 from redrive.observe import signals as sig
@@ -85,13 +86,15 @@ class Supervisor:
 
     async def _wind_down(self, keepers: list[asyncio.Task[None]]) -> None:
         """A graceful stop: running functions may finish, but not for ever."""
-        for loop in list(self.loops.values()):
-            if loop.duty.horizon or loop.duty.suspects or loop.duty.charges:
-                await self._quietly(lambda duty=loop.duty: leases.excuse(duty))
+        careful = [loop.duty for loop in self.loops.values() if loop.duty.is_careful]
+        # Not awaited one by one: the thread that would write it may be the one that hangs.
+        excuses = [asyncio.create_task(self._quietly(partial(leases.excuse, duty))) for duty in careful]
         if keepers:
-            await asyncio.wait(keepers, timeout=self.engine.settings.stop_timeout)
+            await asyncio.wait([*keepers, *excuses], timeout=self.engine.settings.stop_timeout)
         for loop in self.loops.values():
             loop.abandoned = True
+        for excuse in excuses:
+            excuse.cancel()
 
     async def _wait_idle(self) -> None:
         while not self._all_idle() and not self.stopping:
