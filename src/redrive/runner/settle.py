@@ -80,7 +80,7 @@ class Settling:
         self._puts: list[_Put] = []
         self._grown: dict[str, int] = {}
         self._states: list[tuple[str, tuple[int, bytes]]] = []
-        self._saves: list[tuple[str, int, bytes]] = []
+        self._saves: list[tuple[str, int, bytes, int]] = []
         self._emissions: dict[str, list[NewEvent]] = {}
         self._last: Event[Any] | None = None
         self._plan: Plan | None = None
@@ -230,12 +230,12 @@ class Settling:
         if effects.state is not None:
             key, version, data = effects.state
             if together:
-                self._saves.append(effects.state)
-            elif not self.tx.keyed.save(self.duty.id, key, version, data):
+                self._saves.append((key, version, data, work.position))
+            elif not self.tx.keyed.save(self.duty.id, key, version, data, work.position):
                 if self.duty.subscription.order == "none":
                     raise StateConflict(self.duty.subscription.name, key)
                 raise BugError(f"{self.duty.subscription.name}: state of key {key!r} moved inside its lane")
-            self._states.append((key, (version + 1, data) if data else (0, b"")))
+            self._states.append((key, (work.position, data) if data else (0, b"")))
 
     def emit(self, position: int, emission: Emission) -> None:
         """Append with a derived id, unless a rebuild passes over what was emitted long ago."""

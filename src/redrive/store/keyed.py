@@ -20,23 +20,26 @@ class Keyed:
         row = self._sql.one("state_get", (subscription, key))
         return (0, b"") if row is None else (row[0], row[1])
 
-    def save(self, subscription: int, key: str, version: int, data: bytes) -> bool:
-        """Write on top of `version`; empty data deletes. False: somebody else wrote first."""
-        values = {"subscription": subscription, "key": key, "version": version, "data": data}
+    def save(self, subscription: int, key: str, version: int, data: bytes, position: int) -> bool:
+        """Write on top of `version`; empty data deletes. False: somebody else wrote first.
+
+        The new version is the position of the event that writes, so that none is ever used twice.
+        """
+        values = {"subscription": subscription, "key": key, "version": version, "data": data, "position": position}
         if not data:
-            del values["data"]
+            del values["data"], values["position"]
             return version == 0 or self._sql.run("state_drop", values) == 1
         if version == 0:
             del values["version"]
             return self._sql.run("state_add", values) == 1
         return self._sql.run("state_save", values) == 1
 
-    def save_all(self, subscription: int, states: Sequence[tuple[str, int, bytes]]) -> bool:
+    def save_all(self, subscription: int, states: Sequence[tuple[str, int, bytes, int]]) -> bool:
         """Many at once, each on top of its version. False: one of them moved, and nothing can be relied on."""
-        fresh = [(subscription, key, data) for key, version, data in states if data and not version]
-        saved = [(data, subscription, key, version) for key, version, data in states if data and version]
+        fresh = [(subscription, key, position, data) for key, v, data, position in states if data and not v]
+        saved = [(position, data, subscription, key, v) for key, v, data, position in states if data and v]
         dropped = [
-            {"subscription": subscription, "key": key, "version": v} for key, v, data in states if not data and v
+            {"subscription": subscription, "key": key, "version": v} for key, v, data, _ in states if not data and v
         ]
         written = sum(
             self._sql.many(name, rows)

@@ -420,17 +420,18 @@ SELECT position, charges FROM redrive_inflight WHERE subscription = :subscriptio
 SELECT version, data FROM redrive_state WHERE subscription = ? AND key = ?
 
 -- name: state_add
-INSERT INTO redrive_state VALUES (:subscription, :key, 1, :data) ON CONFLICT DO NOTHING
+-- The version is the position of the event that wrote: it never comes back, not even after the state was deleted.
+INSERT INTO redrive_state VALUES (:subscription, :key, :position, :data) ON CONFLICT DO NOTHING
 
 -- name: state_save
-UPDATE redrive_state SET version = version + 1, data = :data
+UPDATE redrive_state SET version = :position, data = :data
 WHERE subscription = :subscription AND key = :key AND version = :version
 
 -- name: state_save_many
-UPDATE redrive_state SET version = version + 1, data = ? WHERE subscription = ? AND key = ? AND version = ?
+UPDATE redrive_state SET version = ?, data = ? WHERE subscription = ? AND key = ? AND version = ?
 
 -- name: state_add_many
-INSERT INTO redrive_state VALUES (?, ?, 1, ?) ON CONFLICT DO NOTHING
+INSERT INTO redrive_state VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
 
 -- name: state_drop
 DELETE FROM redrive_state WHERE subscription = :subscription AND key = :key AND version = :version

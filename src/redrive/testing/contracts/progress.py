@@ -113,35 +113,44 @@ class KeyedContract(StoreTests):
         row = self._subscribe()
         with self.store.transaction() as tx:
             assert tx.keyed.get(row.id, "a") == (0, b"")
-            assert tx.keyed.save(row.id, "a", 0, b"1")
-            assert not tx.keyed.save(row.id, "a", 0, b"again")
-            assert not tx.keyed.save(row.id, "a", 7, b"stale")
-            assert tx.keyed.save(row.id, "a", 1, b"2")
+            assert tx.keyed.save(row.id, "a", 0, b"1", 10)
+            assert not tx.keyed.save(row.id, "a", 0, b"again", 20)
+            assert not tx.keyed.save(row.id, "a", 7, b"stale", 20)
+            assert tx.keyed.save(row.id, "a", 10, b"2", 20)
             version, data = tx.keyed.get(row.id, "a")
-            assert (version, bytes(data)) == (2, b"2")
+            assert (version, bytes(data)) == (20, b"2")
 
     def test_an_empty_state_deletes(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
-            tx.keyed.save(row.id, "a", 0, b"1")
-            assert not tx.keyed.save(row.id, "a", 7, b"")
-            assert tx.keyed.save(row.id, "a", 1, b"")
-            assert tx.keyed.save(row.id, "never", 0, b"")
+            tx.keyed.save(row.id, "a", 0, b"1", 10)
+            assert not tx.keyed.save(row.id, "a", 7, b"", 20)
+            assert tx.keyed.save(row.id, "a", 10, b"", 20)
+            assert tx.keyed.save(row.id, "never", 0, b"", 20)
             assert tx.keyed.get(row.id, "a") == (0, b"")
+
+    def test_a_version_does_not_come_back_when_a_state_was_deleted(self) -> None:
+        row = self._subscribe()
+        with self.store.transaction() as tx:
+            tx.keyed.save(row.id, "a", 0, b"1", 10)
+            tx.keyed.save(row.id, "a", 10, b"", 20)
+            tx.keyed.save(row.id, "a", 0, b"2", 30)
+            assert not tx.keyed.save(row.id, "a", 10, b"read before it was deleted", 40)
+            assert not tx.keyed.save_all(row.id, [("a", 10, b"likewise", 40)])
 
     def test_many_states_are_saved_together_or_the_answer_is_no(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
-            assert tx.keyed.save_all(row.id, [("a", 0, b"1"), ("b", 0, b"1"), ("c", 0, b"1"), ("d", 0, b"")])
-            assert tx.keyed.save_all(row.id, [("a", 1, b"2"), ("b", 1, b""), ("e", 0, b"1")])
-            assert [tx.keyed.get(row.id, key)[0] for key in "abce"] == [2, 0, 1, 1]
+            assert tx.keyed.save_all(row.id, [(key, 0, b"1", 10) for key in "abc"] + [("d", 0, b"", 10)])
+            assert tx.keyed.save_all(row.id, [("a", 10, b"2", 20), ("b", 10, b"", 20), ("e", 0, b"1", 30)])
+            assert [tx.keyed.get(row.id, key)[0] for key in "abce"] == [20, 0, 10, 30]
         with self.store.transaction() as tx:
-            assert not tx.keyed.save_all(row.id, [("a", 2, b"3"), ("c", 9, b"2")])
+            assert not tx.keyed.save_all(row.id, [("a", 20, b"3", 40), ("c", 9, b"2", 40)])
 
     def test_states_of_subscriptions_do_not_mix(self) -> None:
         one, two = self._subscribe("one"), self._subscribe("two")
         with self.store.transaction() as tx:
-            tx.keyed.save(one.id, "a", 0, b"1")
+            tx.keyed.save(one.id, "a", 0, b"1", 10)
             assert tx.keyed.get(two.id, "a") == (0, b"")
 
     def test_only_what_ran_alone_on_this_boot_is_charged(self) -> None:
