@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 OPEN = ("retrying", "dead")
 MAY_DIE = {"reject": "rejected"}  # why else than for want of attempts
+WRAP = 3  # events of a key after which its state may be deleted
 CHARGES = 3  # deaths of workers before an event may be blamed for them
 
 
@@ -224,11 +225,10 @@ class Checker:
     def _check_derived(self, now: Seen) -> None:
         """Keyed state counts the applied events of its key; each applied event echoed exactly once, in order."""
         if self.options.state:
-            counts = Counter(key for _, key, _ in now.effects if key is not None)
-            stored = {key: json.loads(data)["n"] for key, data in now.states}
-            due = {key: count % 3 for key, count in counts.items() if count % 3} if self.options.wraps else counts
-            if stored != due:
-                self._fail(f"state: {stored} is stored, it should be {dict(due)}")
+            stored = {key: json.loads(data) for key, data in now.states}
+            expected = self._states(now)
+            if stored != expected:
+                self._fail(f"state: {stored} is stored, it should be {expected}")
         if self.options.emit:
             echoes = [json.loads(data)["of"] for _, data in now.echoes]
             twice = [event for event, count in Counter(echoes).items() if count > 1]
@@ -239,6 +239,16 @@ class Checker:
                 self._fail(f"emission: {min(missing)} is applied and nothing was emitted")
             if not self.rebuilt and self.options.order != "none":
                 self._check_echoes(now, echoes)
+
+    def _states(self, now: Seen) -> dict[str, Any]:
+        """What the function has made of the state of each key, if it saw every change before."""
+        lanes: dict[str, list[str]] = {}
+        for event, key, _ in now.effects:
+            if key is not None:
+                lanes.setdefault(key, []).append(event)
+        wrap = WRAP if self.options.wraps else len(self.wanted) + 1
+        since = {key: events[len(events) - len(events) % wrap :] for key, events in lanes.items()}
+        return {key: {"n": len(events), "first": events[0]} for key, events in since.items() if events}
 
     def _check_echoes(self, now: Seen, echoes: list[str]) -> None:
         """What a lane emits comes in the order of the lane."""

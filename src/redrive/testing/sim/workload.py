@@ -18,7 +18,7 @@ from redrive.event import Event
 from redrive.policy.retry import retry
 from redrive.policy.rules import rules
 from redrive.sources.log import Log
-from redrive.testing.sim.checker import Checker, Planned
+from redrive.testing.sim.checker import WRAP, Checker, Planned
 from redrive.testing.sim.operator import Operating
 from redrive.testing.sim.options import Options
 from redrive.testing.sim.process import Process
@@ -31,7 +31,6 @@ CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1))"""
 EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
 PICKY = "INSERT INTO picky VALUES (?, ?)"
 DRAIN_MAX = 120.0  # seconds of virtual time in which everything must come to its end once the faults are over
-WRAP = 3
 ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted")
 
 
@@ -128,9 +127,10 @@ class Workload:
             call = self._start(process, event, ctx)
             dice = process.env.dice
             try:
-                early = dice.random() < 0.5 and self.options.state and ctx.key is not None and ctx.state.get("n", 0)
+                if dice.random() < 0.5 and self.options.state and ctx.key is not None:
+                    _ = ctx.state  # what it is now decides, though time passes before it is used
                 await self._take_time(process, event)
-                self._ask(ctx, event, out, early)
+                self._ask(ctx, event, out)
                 self._judge(event)
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and self.options.timeout is not None:
@@ -146,7 +146,7 @@ class Workload:
             process.check_alive()
             call = self._start(process, event, ctx)
             try:
-                self._ask(ctx, event, out, False)
+                self._ask(ctx, event, out)
                 self._judge(event)
             except BaseException:
                 self._finish(call, good=False)
@@ -162,14 +162,13 @@ class Workload:
             seconds = self.options.timeout * 3
         await asyncio.sleep(seconds)
 
-    def _ask(self, ctx: Any, event: Event[Any], out: Log, early: Any) -> None:
+    def _ask(self, ctx: Any, event: Event[Any], out: Log) -> None:
         ctx.execute(EFFECT, (event.id, event.key, event.data.get("edits", 0)))
         if self.options.state and ctx.key is not None:
-            count = (ctx.state.get("n", 0) if early is False else early) + 1
-            if self.options.wraps and count == WRAP:
+            ctx.state["n"] = ctx.state.get("n", 0) + 1
+            ctx.state.setdefault("first", event.id)
+            if self.options.wraps and ctx.state["n"] == WRAP:
                 ctx.state.clear()
-            else:
-                ctx.state["n"] = count
         if self.options.emit:
             ctx.emit(out, "echo", {"of": event.id})
         if self.by_id[event.id].fate == "picky":
