@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def watch(app: App, total: Counter[str], worker: subprocess.Popen[bytes], reache
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while not reached():
             if worker.poll() is not None or time.monotonic() - began > PATIENCE_S:
-                raise SystemExit(f"the worker does not get on (exit code {worker.poll()})")
+                raise RuntimeError(f"the worker does not get on (exit code {worker.poll()})")
             if console.is_terminal:
                 live.update(picture(app, total), refresh=True)
             time.sleep(0.05)
@@ -119,9 +120,20 @@ def watch(app: App, total: Counter[str], worker: subprocess.Popen[bytes], reache
 # ---------------------------------------------------------------- the story
 
 
-def start(folder: Path, version: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def working(folder: Path, version: str, end: signal.Signals = signal.SIGTERM) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker, for the length of the block; then it is sent this signal."""
     with (folder / "worker.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, __file__, "worker", str(folder), version], stderr=log)
+        worker = subprocess.Popen(
+            [sys.executable, __file__, "worker", str(folder), version], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        yield worker
+        worker.send_signal(end)
+        worker.wait(PATIENCE_S)
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 def say(text: str) -> None:
@@ -140,26 +152,20 @@ def tell(folder: Path) -> bool:
     orders.append_many(expected)
 
     say("A worker takes the payments. The bank is slow and does not always answer. kill -9 in the middle.")
-    worker = start(folder, "old")
-    watch(app, total, worker, lambda: sum(1 for _ in receipts.read()) >= ORDERS // 4)
-    worker.kill()
-    worker.wait()
+    with working(folder, "old", end=signal.SIGKILL) as worker:
+        watch(app, total, worker, lambda: sum(1 for _ in receipts.read()) >= ORDERS // 4)
 
     say("Another worker goes on at once. One lane stands behind its poison order; the others never notice.")
-    worker = start(folder, "old")
     poisoned = expected[POISON]["key"]
-    watch(app, total, worker, lambda: lanes_left(desk) == {poisoned} and is_settled(desk))
+    with working(folder, "old") as worker:
+        watch(app, total, worker, lambda: lanes_left(desk) == {poisoned} and is_settled(desk))
     show_letter(desk)
 
     say("The fix is deployed: SIGTERM, new version. Then: replay. What waited follows by itself, in order.")
-    worker.send_signal(signal.SIGTERM)
-    worker.wait()
-    worker = start(folder, "new")
-    [letter] = desk.letters.list("dead")
-    desk.letters.replay(letter, reason="rate for GBP added")
-    watch(app, total, worker, lambda: not lanes_left(desk) and is_settled(desk))
-    worker.send_signal(signal.SIGTERM)
-    worker.wait()
+    with working(folder, "new") as worker:
+        [letter] = desk.letters.list("dead")
+        desk.letters.replay(letter, reason="rate for GBP added")
+        watch(app, total, worker, lambda: not lanes_left(desk) and is_settled(desk))
 
     say("Every event accounted for?")
     good = show_verdicts(desk)
@@ -238,6 +244,12 @@ if __name__ == "__main__":
         work(Path(sys.argv[2]), sys.argv[3])
     else:
         with tempfile.TemporaryDirectory(prefix="redrive-demo-") as name:
-            sums_are_right = tell(Path(name))
+            try:
+                sums_are_right = tell(Path(name))
+            except RuntimeError as error:
+                console.print(
+                    f"{error}; its last words:", (Path(name) / "worker.log").read_text()[-2000:], markup=False
+                )
+                sys.exit(1)
         say("All sums are right." if sums_are_right else "A sum is wrong. Please report this.")
         sys.exit(0 if sums_are_right else 1)
