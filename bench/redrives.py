@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.job import KEYS, TOTALS, UPSERT, Order, WrongTotals, check, is_poison, orders, totals_of
-from bench.lab import Figures, Stopwatch, copied
+from bench.lab import Figures, Stopwatch, copied, load_runner
 from redrive import App, retry
 from redrive.observe.signals import Buried, Settled, Signal
 
@@ -40,6 +40,7 @@ def _items(chunk: list[Order]) -> Iterator[dict[str, Any]]:
 
 def timed(app: App, n: int) -> Figures:
     """Run until nothing is left: opening the file, taking the lease and handing it back are part of it."""
+    load_runner()
     with Stopwatch() as watch:
         asyncio.run(app.serve(until_idle=True))
     return watch.figures(n)
@@ -47,6 +48,7 @@ def timed(app: App, n: int) -> Figures:
 
 async def timed_until(app: App, n: int) -> Figures:
     """Run until n events are applied or buried; retries that wait for their time are waited for."""
+    load_runner()
     over, loop, left = asyncio.Event(), asyncio.get_running_loop(), n
 
     def count(batch: Sequence[Signal]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.job import UPSERT, check, orders, totals_of
-from bench.lab import ROOT, Figures, copied, environment
+from bench.lab import ROOT, Figures, copied, environment, load_runner
 
 
 def restart(folder: Path, template: str, n: int) -> Figures:
@@ -43,6 +43,7 @@ def work(path: str, die_after: int) -> None:
     from redrive import App
     from redrive.observe.signals import Settled, Signal
 
+    load_runner()
     started = time.perf_counter()
     app = App(path)
     commits: list[float] = []
