@@ -146,7 +146,8 @@ class HandlerLoop(Loop):
         if asked or paused or held or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
-            asked = bool(group or result.letters or taken) or (paused and not self.duty.paused)
+            freed = (paused and not self.duty.paused) or (held and self.work.room() > 0)
+            asked = bool(group or result.letters or taken or freed)
         if self.duty.controls and not self.stopping:
             await self.bridge.run(lambda: perform(self.duty, self.desk.busy))
         await self._hand_out()
