@@ -105,7 +105,7 @@ def test_whatever_a_function_raises_is_a_failed_attempt(deed: str, form: str, zy
     wrapped = form == "async" and deed == "StopIteration"  # by Python itself, for every coroutine
     assert error_type == ("RuntimeError" if wrapped else RAISED[deed])
     assert len(message.encode()) <= 8192
-    if form != "list":
+    if form in ("async", "sync"):  # a projection may be called again: it touches nothing but the transaction
         assert stage.calls(BAD) == 2
 
 

@@ -58,7 +58,7 @@ def after_the_cut(zygote: Zygote, folder: Path, run: Run, size: int, tail: bytes
     folder.mkdir()
     shutil.copy(run.database, folder / "shop.db")
     (folder / "shop.db-wal").write_bytes(run.wal[:size] + tail)
-    shutil.copytree(run.database.parent / "flakes", folder / "flakes")  # a flake fails once in its life
+    shutil.copytree(run.database.parent / "flakes", folder / "flakes")  # a flake's failures are not forgotten
     return World(zygote, folder, SEED, new=False)
 
 

@@ -154,6 +154,7 @@ class World:
         self.check_balance(fates(said, fixed=fixed))
         self.check_emissions(fates(said, fixed=fixed))
         self.check_ledger()
+        assert self.rows("SELECT * FROM redrive_inflight") == [], "who completed is no longer suspected"
         assert self.rows("PRAGMA integrity_check") == [("ok",)]
 
     def check_log(self, said: Sequence[Said]) -> None:
@@ -185,7 +186,7 @@ class World:
         assert by_state["discarded"] <= {event.id for event in expected.ignored}, name
         assert by_state["applied"] <= {event.id for event in expected.applied}, name
         for id, state, reason, attempts, resolved_by in letters:
-            assert attempts <= 2 + self.replays, (name, id, attempts)
+            assert attempts <= 3 + self.replays, (name, id, attempts)
             if state == "dead":
                 assert reason == {"reject": "rejected", "bug": "attempts_exhausted"}[kinds[id]], (name, id)
             elif state == "retrying":

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 from redrive.context import Ctx, Escalate, Tx
 from redrive.errors import BadKey, Ignore, Reject, RetryLater, Undecodable, VersionConflict
-from redrive.event import Event
+from redrive.event import Event, from_row
 from redrive.policy import outcome as out
 from redrive.policy.fingerprint import fingerprint
 from redrive.policy.outcome import Failure, Outcome
+from redrive.store.sql import Row
+from redrive.types import EventTypes
 
 TEXT_MAX = 8192  # bytes of an error's text that a letter keeps; an exception may hold 100 MB
 FRAMES_MAX = 50
@@ -151,6 +153,25 @@ def attempt_each(
             tx.event = event
             function(event, tx)
             done += 1
+    except Escalate:
+        raise
+    except BaseException as error:
+        return done, error
+    return done, None
+
+
+def attempt_rows(
+    function: Callable[..., Any], rows: Sequence[Row], types: EventTypes, tx: Tx, late: Callable[[], bool]
+) -> tuple[int, BaseException | None]:
+    """Call a projection for one row after the other, until it raises or it is late: how many, and what it raised."""
+    done = 0
+    try:
+        for row in rows:
+            tx.event = event = from_row(row, types)
+            function(event, tx)
+            done += 1
+            if not done & 15 and late():
+                break
     except Escalate:
         raise
     except BaseException as error:

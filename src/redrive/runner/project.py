@@ -1,7 +1,8 @@
 """Projections: whole batches inside one transaction, the failing event isolated by re-running its stride.
 
-Functions touch nothing but the transaction, so running them again is harmless: a savepoint every
-STRIDE events bounds what one failure costs. All of it runs where writing happens.
+Functions touch nothing but the transaction, so running them again is harmless. A batch runs without
+any savepoint first; after a failure, batches run with one every STRIDE events for a while, which
+bounds what the next failure costs. All of it runs where writing happens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
-from redrive.runner.call import attempt, attempt_each, outcome_of
+from redrive.runner.call import attempt, attempt_each, attempt_rows, outcome_of
 from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision
@@ -27,6 +28,7 @@ from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
 STRIDE = 16  # a savepoint costs ~1.7 µs, re-running half a stride ~40 µs per failure: measured, bench/stride.py
+STRIDES_AFTER_FAILURE = 100  # batches; where one event failed, others will
 LETTERS_MAX = 500  # lanes retried per transaction
 
 
@@ -48,6 +50,8 @@ class Batch:
 
     rows: list[Row]
     last: int  # everything read up to this position is in the batch, settled, or not asked for
+    full: bool = False  # as many rows as may be were read: there are probably more
+    failed: tuple[Any, ...] | None = None  # position and error of the one that failed when all ran at once
     alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
 
 
@@ -67,6 +71,10 @@ class Span:
         self.failed, self.end = failed, end
 
 
+class _OneFailed(Exception):
+    """One of a batch that ran without savepoints failed: its position, and what it raised."""
+
+
 class _Nothing(Exception):
     """A full lane, a re-run to wait for: roll back, because even an empty commit wakes whoever watches the file."""
 
@@ -80,6 +88,7 @@ class Projector:
         self._emitted: Event[Any] | None = None  # the event of the last emission in this run, and its number
         self._ordinal = 0
         self._settling: Settling | None = None
+        self._in_strides = 0  # batches left to run in strides, because one failed lately
         self._escalating = False  # an emission asked for the durable connection
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
@@ -131,6 +140,15 @@ class Projector:
         hit("batch.read")
         if batch.rows:
             self._take_care(batch)
+        try:
+            self._commit(batch, turn)
+        except _OneFailed as failed:  # of many that ran without a savepoint: all of it again, in strides
+            batch.failed = failed.args
+            self._commit(batch, turn)
+
+    def _commit(self, batch: Batch, turn: Turn) -> None:
+        """One transaction: fence, functions, fates, progress."""
+        duty = self.duty
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
             settling = self._settling = Settling(tx, duty)
@@ -152,7 +170,7 @@ class Projector:
         hit("batch.committed")
         self._after(settling, started)
         turn.settled += ran
-        turn.more = ran == self.duty.engine.settings.batch_max or ran < len(batch.rows) or batch.alone is not None
+        turn.more = batch.full or ran < len(batch.rows) or batch.alone is not None
 
     def _read(self) -> Batch:
         """The next rows that the filter asks for."""
@@ -161,7 +179,8 @@ class Projector:
         with duty.engine.store.reading() as tx:
             duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
             rows: list[Row] = tx.logs.after(duty.log_id, position, duty.engine.settings.batch_max)
-        batch = Batch(rows, rows[-1][0] if rows else position)
+        limit = duty.engine.settings.batch_max
+        batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
         if not all(map(subscription.wants, {row[2] for row in rows})):
             batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
         if duty.window.has_done():
@@ -184,6 +203,9 @@ class Projector:
             return len(batch.rows)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
         user, done = Tx(tx.connection, self._emit), 0
+        if self._in_strides == 0 and not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by):
+            return self._apply_at_once(settling, batch, user, lambda: clock.monotonic() - started > limit)
+        self._in_strides = max(0, self._in_strides - 1)
         while done < len(batch.rows) and not turn.lane_full:
             span = self._span(batch, done, settling, turn)
             self._run_span(tx, user, span, batch, done)
@@ -204,17 +226,32 @@ class Projector:
                 return done
         return done
 
+    def _apply_at_once(self, settling: Settling, batch: Batch, user: Tx, late: Callable[[], bool]) -> int:
+        """Optimism: no savepoint, which spares SQLite a copy of every page. One failure, and all is run again."""
+        self._emitted = None
+        function = self._as_list if self.duty.subscription.batch else self._function
+        done, error = attempt_rows(function, batch.rows, self.duty.engine.types, user, late)
+        if error is not None:
+            self._in_strides = STRIDES_AFTER_FAILURE
+            raise _OneFailed(batch.rows[done][0], error)
+        if done:
+            settling.commit_rows(done, from_row(batch.rows[done - 1], self.duty.engine.types))
+        return done
+
     def _span(self, batch: Batch, start: int, settling: Settling, turn: Turn) -> Span:
         """The next events up to a stride of calls: which to call, which queue behind a head."""
         duty = self.duty
         parked, parking = duty.lanes.names, settling.parking
         rows = batch.rows[start : start + STRIDE]
         events = duty.events(rows)
-        if not (parked or parking or duty.subscription.key_by or batch.alone):  # the ordinary case, quickly
+        known = batch.failed and batch.failed[0] <= rows[-1][0]
+        if not (known or parked or parking or duty.subscription.key_by or batch.alone):  # the ordinary case, quickly
             return Span(events, [], start + len(events))
         span = Span([], [], start)
         for event in events:
             work = batch.alone or duty.work(event)
+            if batch.failed and batch.failed[0] == event.position:  # this attempt was made, and counts
+                work.outcome, batch.failed = self._outcome(work, batch.failed[1]), None
             if work.lane is not None and (work.lane in parked or work.lane in parking):
                 if duty.lanes.size(work.lane) + parking.get(work.lane, 0) >= duty.engine.settings.lane_max:
                     turn.lane_full = work.lane
@@ -324,6 +361,7 @@ class Projector:
         tx.savepoint()
         error = attempt(self._function, events, user)
         if error is not None:
+            self._in_strides = STRIDES_AFTER_FAILURE
             self._outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
             tx.undo()
         tx.keep()

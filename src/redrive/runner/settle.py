@@ -104,6 +104,11 @@ class Settling:
             self.applied += len(events)
             self._last = events[-1]
 
+    def commit_rows(self, count: int, last: Event[Any]) -> None:
+        """A projection applied so many events, this one last."""
+        self.applied += count
+        self._last = last
+
     def commit_works(self, works: Sequence[Work]) -> None:
         """Handlers applied these at intake and asked for nothing else."""
         if works:
@@ -141,6 +146,8 @@ class Settling:
         letter = self.tx.letters.add(self.duty.id, row, work.lane, "retrying", due_at=self.now, now=self.now)
         self.followers += 1
         self._take(work)
+        if work.alone:  # it queues instead of running: a death from here on is not its own
+            self.tx.keyed.ran(self.duty.id, work.position)
         if self.duty.lanes.parked(work.lane) or work.lane in self._grown:
             self._grown[work.lane] = self._grown.get(work.lane, 0) + 1
         else:  # its head was settled meanwhile: it is the head itself

@@ -73,6 +73,7 @@ class Checker:
         self.wanted = [planned for planned in workload.events if planned.fate != "unwanted"]
         self.seen = NOTHING
         self.renewed_at = 0.0
+        self.overtaken = 0  # leases taken from owners that stood still: as good as dead to whoever takes them
         self.rebuilt = False  # an operator took the subscription back: what was applied may be applied again
 
     # ------------------------------------------------------------ after a commit
@@ -106,6 +107,7 @@ class Checker:
             self._fail(
                 f"lease: {now.owner} took it from {before.owner}, who had {before.until - process.clock.now()} s"
             )
+        self.overtaken += taken
         if (now.epoch, now.until) != (before.epoch, before.until):
             self.renewed_at = self.world.clock.monotonic()
 
@@ -210,7 +212,7 @@ class Checker:
         for letter in now.letters.values():
             planned = self.workload.by_id[letter.event]
             causes = {"attempts_exhausted", MAY_DIE.get(planned.fate)}
-            if self.world.deaths >= CHARGES:
+            if self.world.deaths + self.overtaken >= CHARGES:
                 causes.add("crashed_worker")
             if letter.state == "dead" and letter.reason not in causes:
                 self._fail(f"buried without cause: {letter.event} ({planned.fate}) is dead: {letter.reason}")
