@@ -123,13 +123,11 @@ def test_neighbours_in_the_window_are_never_charged(app: App, harness: Harness, 
 
 @KINDS
 def test_a_retry_that_kills_the_process_is_charged_like_a_first_attempt(app: App, harness: Harness, kind: str) -> None:
-    calls = []
 
     def deadly(event: Any) -> bool:
         if event.key != "x":
             return False
-        calls.append(1)
-        if len(calls) == 1:
+        if harness.clock.monotonic() < 1:  # the first attempt fails without harm
             raise OSError
         return True
 

@@ -53,7 +53,7 @@ def test_a_list_that_fails_is_run_again_one_event_at_a_time(app: App, harness: H
     put(harness, *range(9))
     harness.run_until_idle()
     assert sizes[0] == 9
-    assert set(sizes[1:]) == {1}
+    assert sizes[-5:] == [1] * 5
     assert seen(harness) == [0, 1, 2, 3, 5, 6, 8], "7 is of the same key as 4 and waits behind it"
     assert [(letter.state, letter.lane) for letter in harness.letters()] == [("dead", "k1"), ("retrying", "k1")]
 
