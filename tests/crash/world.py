@@ -151,6 +151,9 @@ class World:
             expected = fates(said, fixed=fixed, ordered=name in ORDERED)
             self.check_effects(name, expected)
             self.check_letters(name, expected)
+        calm = [event for event in said if event.type != "noise"]
+        self.check_effects("calm", Fates(applied=calm))
+        check_order("calm", self.rows("SELECT key, key_seq FROM calm_rows ORDER BY seq"))
         self.check_balance(fates(said, fixed=fixed))
         self.check_emissions(fates(said, fixed=fixed))
         self.check_ledger()

@@ -212,7 +212,7 @@ class Projector:
             if batch.alone is not None and span.run:
                 settling.commit(batch.alone)
             else:
-                settling.commit_all(span.run)
+                settling.commit_events(len(span.run), span.run[-1] if span.run else None)
             for follower in span.follow:
                 settling.follow(follower)
             done = span.end
@@ -235,7 +235,7 @@ class Projector:
             self._in_strides = STRIDES_AFTER_FAILURE
             raise _OneFailed(batch.rows[done][0], error)
         if done:
-            settling.commit_rows(done, from_row(batch.rows[done - 1], self.duty.engine.types))
+            settling.commit_events(done, from_row(batch.rows[done - 1], self.duty.engine.types))
         return done
 
     def _span(self, batch: Batch, start: int, settling: Settling, turn: Turn) -> Span:
@@ -350,7 +350,7 @@ class Projector:
             events = [event for event in events if event.position not in held]
         if events and not self._call_list(tx, events):
             return False
-        settling.commit_all(events)
+        settling.commit_events(len(events), events[-1] if events else None)
         for work in followers:
             settling.follow(work)
         return True

@@ -98,16 +98,10 @@ class Settling:
             self.tx.keyed.ran(self.duty.id, work.position)
         return True
 
-    def commit_all(self, events: Sequence[Event[Any]]) -> None:
-        """A projection applied these, in order."""
-        if events:
-            self.applied += len(events)
-            self._last = events[-1]
-
-    def commit_rows(self, count: int, last: Event[Any]) -> None:
-        """A projection applied so many events, this one last."""
+    def commit_events(self, count: int, last: Event[Any] | None) -> None:
+        """A projection applied so many events in order, this one last."""
         self.applied += count
-        self._last = last
+        self._last = last or self._last
 
     def commit_works(self, works: Sequence[Work]) -> None:
         """Handlers applied these at intake and asked for nothing else."""
