@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from typing import Any
 
 import pytest
@@ -380,3 +381,16 @@ def test_ctx_is_refused_what_is_not_a_dict_as_state(app: App, harness: Harness) 
 def test_concurrency_below_one_is_refused(app: App) -> None:
     with pytest.raises(UsageError):
         app.on(app.log("orders"), concurrency=0)(lambda event, ctx: None)
+
+
+def test_a_lock_in_a_handlers_own_database_is_its_failure_and_not_our_stores(app: App, start: Any) -> None:
+    @app.on(app.log("orders"), start="first", retry=retry(attempts=1))
+    def mirror(event: Any, ctx: Any) -> None:
+        error = sqlite3.OperationalError("database is locked")
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        raise error
+
+    harness = start(app)
+    harness.append("orders", "order.placed", {})
+    harness.run_until_idle()
+    assert [letter.error_type for letter in harness.letters("dead")] == ["sqlite3.OperationalError"]

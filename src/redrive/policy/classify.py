@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 from redrive.errors import BadKey, Reject, Undecodable, UsageError
 
@@ -43,12 +44,13 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 def http_status(error: BaseException) -> int | None:
     """The HTTP status that the exception or its response carries as plain data, if any."""
     if not object.__getattribute__(error, "__dict__"):  # most exceptions: only their class could tell, and once
-        return _status_of_class(type(error))
+        kind: Any = type(error)
+        return _status_of_class(kind)
     return _status(error)
 
 
 @lru_cache(1024)
-def _status_of_class(kind: type) -> int | None:
+def _status_of_class(kind: Any) -> int | None:
     found = (_inherited(kind, name) for name in _STATUS_NAMES)
     return next((int(status) for status in found if isinstance(status, int) and 100 <= status <= 599), None)
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from redrive.context import Ctx
-from redrive.errors import BugError, Fenced
+from redrive.errors import BugError, Fenced, StoreError
 from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
@@ -269,7 +269,7 @@ class Handling:
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
             limit = engine.settings.error_text_max
-            work.outcome = outcome_of(error, engine.store.is_the_world, reruns=work.reruns, limit=limit)
+            work.outcome = outcome_of(error, _is_ours, reruns=work.reruns, limit=limit)
         else:
             work.outcome = out.APPLIED
         work.ctx = None
@@ -417,6 +417,11 @@ class Handling:
             if not self.duty.subscription.is_async:
                 self.duty.engine.signals.tell([stuck])
         return late
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Our store's fault? A handler's own database, SQLite or not, is a dependency of it like any other."""
+    return isinstance(error, StoreError)
 
 
 class _Isolate(Exception):

@@ -69,8 +69,8 @@ class Progress:
 
         A repeated one, or another number passed than we knew of, means: somebody else settled here, look again.
         """
-        if add:
-            self._sql.many("done_add", [(subscription, position) for position in add])
+        if add and self._sql.many("done_add", [(subscription, position) for position in add]) != len(add):
+            raise Fenced(f"subscription {subscription}: a position above {prefix} was settled by somebody else")
         if self._sql.run("done_prune", (subscription, prefix)) != expected:
             raise Fenced(f"subscription {subscription}: done rows below {prefix} are not the ones we know")
 

@@ -148,7 +148,8 @@ UPDATE redrive_progress SET epoch = epoch + 1, parked_version = parked_version +
 WHERE subscription = :subscription
 
 -- name: done_add
-INSERT INTO redrive_done VALUES (?, ?)
+-- One that is there already is not added: the number of rows tells, and the caller looks.
+INSERT INTO redrive_done VALUES (?, ?) ON CONFLICT DO NOTHING
 
 -- name: done_all
 SELECT position FROM redrive_done WHERE subscription = ? ORDER BY position
