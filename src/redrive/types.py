@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from redrive.codec import encode_data, is_model
+from redrive.codec import encode_data, from_json, is_model
 from redrive.errors import EventError, UsageError
 from redrive.event import check_type
 from redrive.reader import DATA_ERRORS, Reader, Upcast, cause_of, make_decoder, reason
@@ -123,9 +123,9 @@ class EventTypes:
         if reader is None:
             reader = self._reader(name)
         try:
-            if reader.plain or schema == reader.schema:
-                return reader.decode(raw)
-            return reader.decode(reader.lift(schema, raw))
+            if reader.plain:
+                return from_json(raw)
+            return reader.decode(raw if schema == reader.schema else reader.lift(schema, raw))
         except DATA_ERRORS as error:
             raise reader.undecodable(schema, raw, error) from cause_of(error)
 
