@@ -165,6 +165,7 @@ def attempt_rows(
 ) -> tuple[int, BaseException | None]:
     """Call a projection for one row after the other, until it raises or it is late: how many, and what it raised."""
     done = 0
+    event: Event[Any]
     try:
         for row in rows:
             tx.event = event = Event(*row, types)  # type: ignore[call-arg]  # from_row, without the call

@@ -40,6 +40,7 @@ class Letter(NamedTuple):
     attempts: int
     rev: int
     edits: int
+    replaying: int
 
 
 class Seen(NamedTuple):
@@ -87,6 +88,7 @@ class Checker:
             self._fail(f"fence: the epoch went back from {before.epoch} to {now.epoch}")
         if worker:
             self._check_lease(before, now, process)
+            self._check_replays(before, now)
         if worker and now.fates() != before.fates() and now.owner != process.owner:
             self._fail(f"fence: {process.owner} settled something, but {now.owner or 'nobody'} owns epoch {now.epoch}")
         rewound = not worker and now.position < before.position
@@ -111,6 +113,13 @@ class Checker:
         if (now.epoch, now.until) != (before.epoch, before.until):
             self.renewed_at = self.world.clock.monotonic()
 
+    def _check_replays(self, before: Seen, now: Seen) -> None:
+        """A replay is one attempt: then applied, dead again, or given up by a verdict."""
+        for event, was in before.letters.items():
+            letter = now.letters.get(event)
+            if was.replaying and letter is not None and letter.rev > was.rev and letter.state == "retrying":
+                self._fail(f"replay: {event} goes on after its one attempt")
+
     def start_over(self) -> None:
         """The database went back by a power cut: what is there now was checked when it was new."""
         self.seen = self._look()
@@ -126,7 +135,8 @@ class Checker:
         if not progress:
             return NOTHING
         letters = rows(
-            "SELECT event_id, state, reason, attempts, rev, edits FROM redrive_letters WHERE state <> 'superseded'"
+            "SELECT event_id, state, reason, attempts, rev, edits, replaying FROM redrive_letters"
+            " WHERE state <> 'superseded'"
         )
         position, epoch, owner, until, applied, ignored = progress[0]
         return Seen(

@@ -101,7 +101,16 @@ class Options:
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:
             raise UsageError(f"a schedule has no option {min(unknown)!r}")
-        return replace(drawn, **given)
+        return replace(drawn, **given)._sensible()
+
+    def _sensible(self) -> Options:
+        """What was given by hand may not go together with what the seed drew."""
+        return replace(
+            self,
+            state=self.state and self.handler,
+            concurrency=self.concurrency if self.handler and self.order != "total" else 1,
+            timeout=self.timeout if self.kind == "async" else None,
+        )
 
     @property
     def handler(self) -> bool:
