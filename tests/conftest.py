@@ -9,6 +9,7 @@ from hypothesis import settings
 settings.register_profile("redrive", deadline=None, print_blob=True)
 settings.load_profile("redrive")
 
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Figures that tests have recorded by `record_property`, so that every run shows them."""
     figures: dict[str, list[str]] = {}
