@@ -69,6 +69,7 @@ def holds_store(path: str) -> bool:
 
 def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_only: bool = False) -> Connection:
     """One connection with our settings: WAL, no automatic checkpoint, explicit transactions."""
+    connection = None
     try:
         connection = sqlite3.connect(
             path, timeout=busy_timeout, isolation_level=None, check_same_thread=False, cached_statements=256
@@ -84,7 +85,11 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
         connection.execute(f"PRAGMA cache_size = {-1000 if read_only else -16000}")
         if read_only:
             connection.execute("PRAGMA query_only = 1")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UsageError) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, UsageError):
+            raise
         where = Path(path).resolve().parent
         hint = "" if where.is_dir() else f"; the folder {where} does not exist"
         raise StoreError(f"cannot open the store {path}: {error}{hint}") from error

@@ -104,7 +104,12 @@ class SqliteStore:
         self._normal = self._full if path == ":memory:" else SqliteTx(self._open("NORMAL"))
         for tx in (self._full, self._normal):  # we wait for the write lock ourselves, see _begin
             tx.connection.execute("PRAGMA busy_timeout = 0")
-        migrate(self)
+        try:
+            migrate(self)
+        except BaseException:  # refused: leave nothing open behind
+            full.close()
+            self._normal.connection.close()
+            raise
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
         self._seen_version = -1
