@@ -4,66 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from redrive.replay.ledger import verify
+from redrive.testing.sim.seen import NOTHING, OPEN, Planned, Seen, look
 
 if TYPE_CHECKING:
     from redrive.testing.sim.process import Process
     from redrive.testing.sim.workload import Workload
     from redrive.testing.sim.world import World
 
-OPEN = ("retrying", "dead")
 MAY_DIE = {"reject": "rejected"}  # why else than for want of attempts
 WRAP = 3  # events of a key after which its state may be deleted
+VERIFY_EVERY = 10  # commits
 CHARGES = 3  # deaths of workers before an event may be blamed for them
-
-
-@dataclass(slots=True)
-class Planned:
-    """One event of the producer's list."""
-
-    index: int
-    id: str
-    key: str | None
-    type: str
-    fate: str
-    times: int
-    position: int | None = None  # known once the append is acknowledged
-
-
-class Letter(NamedTuple):
-    """A letter that is not superseded."""
-
-    event: str
-    state: str
-    reason: str
-    attempts: int
-    rev: int
-    edits: int
-    replaying: int
-
-
-class Seen(NamedTuple):
-    """What the database says about the subscription."""
-
-    position: int
-    epoch: int
-    owner: str | None
-    until: float
-    applied: int
-    ignored: int
-    effects: tuple[tuple[str, str | None, int], ...]
-    done: frozenset[int]
-    letters: dict[str, Letter]
-    states: tuple[tuple[str, bytes], ...]
-    echoes: tuple[tuple[str | None, bytes], ...]
-
-    def fates(self) -> tuple[Any, ...]:
-        """What only the owner, or an operator, may change."""
-        return self.position, self.applied, self.ignored, self.effects, self.done, self.letters, self.states
-
-
-NOTHING = Seen(0, 0, None, 0.0, 0, 0, (), frozenset(), {}, (), ())
 
 
 class Checker:
@@ -75,6 +29,7 @@ class Checker:
         self.seen = NOTHING
         self.renewed_at = 0.0
         self.overtaken = 0  # leases taken from owners that stood still: as good as dead to whoever takes them
+        self.forgotten: set[int] = set()
         self.rebuilt = False  # an operator took the subscription back: what was applied may be applied again
 
     # ------------------------------------------------------------ after a commit
@@ -94,11 +49,29 @@ class Checker:
         rewound = not worker and now.position < before.position
         if rewound:
             self.rebuilt = True
+            now = self.seen = self._forget(now.position)
         grown = not rewound and now.effects[: len(before.effects)] == before.effects
         self._check_effects(now, before.effects if grown else ())
         self._check_ledger(now)
         self._check_letters(now)
         self._check_derived(now)
+        if self.world.commits % VERIFY_EVERY == 0:
+            self.verify()
+
+    def _forget(self, position: int) -> Seen:
+        """Events above this position come round again: what a handler did for them does not count any more."""
+        if self.options.handler:
+            above = {e.id for e in self.workload.events if e.position is None or e.position > position}
+            effects = self.world.disk.rows("SELECT seq, event FROM effects")
+            self.forgotten |= {seq for seq, event in effects if event in above}
+        return self._look()
+
+    def verify(self) -> None:
+        """What `redrive verify` says, which knows nothing of the producer's list."""
+        plain = {"work"} if self.options.order == "key" else set()
+        for verdict in verify(self.world.disk.store, plain):
+            if not verdict.sound:
+                self._fail(f"verify: {verdict.violations[0].message} {verdict.violations[0].positions}")
 
     def _check_lease(self, before: Seen, now: Seen, process: Process) -> None:
         """A lease that is kept by a living owner is not taken away."""
@@ -131,30 +104,7 @@ class Checker:
         self.world.fail(why)
 
     def _look(self) -> Seen:
-        rows = self.world.disk.rows
-        progress = rows("SELECT position, epoch, owner, lease_until, applied, ignored FROM redrive_progress")
-        if not progress:
-            return NOTHING
-        letters = rows(
-            "SELECT event_id, state, reason, attempts, rev, edits, replaying FROM redrive_letters"
-            " WHERE state <> 'superseded'"
-        )
-        position, epoch, owner, until, applied, ignored = progress[0]
-        return Seen(
-            position,
-            epoch,
-            owner,
-            until,
-            applied,
-            ignored,
-            tuple(rows("SELECT event, key, edits FROM effects ORDER BY seq")),
-            frozenset(position for (position,) in rows("SELECT position FROM redrive_done")),
-            {row[0]: Letter(*row) for row in letters},
-            tuple(rows("SELECT key, data FROM redrive_state")) if self.options.state else (),
-            tuple(rows("SELECT key, data FROM redrive_events WHERE type = 'echo' ORDER BY position"))
-            if self.options.emit
-            else (),
-        )
+        return look(self.world.disk, self.forgotten)
 
     def _check_effects(self, now: Seen, known: tuple[Any, ...]) -> None:
         """No effect twice, none before its predecessor is applied or given up, each with the latest edit."""
@@ -167,7 +117,7 @@ class Checker:
             for other in self.wanted[: self._rank(planned)]:
                 if order == "none" or (order == "key" and (key is None or other.key != key)):
                     continue
-                if other.id not in seen and not self._given_up(other, now):
+                if other.id not in seen and not now.has_given_up(other):
                     self._fail(f"order: {event} is applied before {other.id}")
             letter = now.letters.get(event)
             if letter is not None and letter.edits != edits and not self.rebuilt:
@@ -177,45 +127,40 @@ class Checker:
     def _rank(self, planned: Planned) -> int:
         return next((rank for rank, other in enumerate(self.wanted) if other.index >= planned.index), len(self.wanted))
 
-    def _given_up(self, planned: Planned, now: Seen) -> bool:
-        """Does nobody wait for it any more? A planned Ignore leaves no trace when it is settled at intake."""
-        letter = now.letters.get(planned.id)
-        if letter is not None:
-            return letter.state == "discarded"
-        return planned.fate == "ignore" and self._passed(planned, now)
-
-    @staticmethod
-    def _passed(planned: Planned, now: Seen) -> bool:
-        """Is it settled, according to progress?"""
-        return planned.position is not None and (planned.position <= now.position or planned.position in now.done)
-
     def _check_ledger(self, now: Seen) -> None:
         """Each event at or below progress is exactly one of applied, open, discarded, ignored; above it none."""
         applied = {event for event, _, _ in now.effects}
-        ignored = 0
         for planned in self.wanted:
-            letter = now.letters.get(planned.id)
-            state = None if letter is None else letter.state
-            fates = [planned.id in applied, state in OPEN, state == "discarded"]
-            passed = self._passed(planned, now)
+            state = now.state_of(planned)
+            fates = [planned.id in applied, state in OPEN, state == "discarded" or (not state and now.skips(planned))]
+            passed = now.has_passed(planned)
             if passed and planned.fate == "ignore" and not any(fates):
-                ignored += 1
-            elif sum(fates) != passed and planned.position is not None:
+                continue
+            if sum(fates) != passed and planned.position is not None:
                 where = "is settled" if passed else "is not settled"
                 self._fail(f"ledger: {planned.id} {where} (position {planned.position}, progress {now.position}), "
                            f"but applied, open, discarded = {fates}")  # fmt: skip
-            if letter is not None and (letter.state == "applied") and not fates[0]:
+            if state == "applied" and not fates[0]:
                 self._fail(f"ledger: the letter of {planned.id} says applied, but there is no effect")
         for planned in self.workload.events:
             if planned.fate == "unwanted" and (planned.id in applied or planned.id in now.letters):
                 self._fail(f"filter: {planned.id} was not asked for")
-        if self.world.violation:
-            return
-        counted = now.applied + sum(letter.state == "applied" for letter in now.letters.values())
-        if counted != len(now.effects):
-            self._fail(f"counters: {counted} applied by the books, {len(now.effects)} effects")
-        pending = sum(1 for planned in self.wanted if planned.fate == "ignore" and planned.position is None)
-        if not ignored <= now.ignored <= ignored + pending:
+        if now.skipped and not self.workload.operating.skips:
+            self._fail(f"skipped without being asked: {now.skipped}")
+        if not self.world.violation:
+            self._check_counters(now)
+
+    def _check_counters(self, now: Seen) -> None:
+        """What the engine counts is what there is."""
+        counted = [planned for planned in self.wanted if planned.position is None or planned.position > now.start]
+        ids = {planned.id for planned in counted}
+        effects = sum(event in ids for event, _, _ in now.effects)
+        books = now.applied + sum(now.state_of(planned) == "applied" for planned in counted)
+        if books != effects:
+            self._fail(f"counters: {books} applied by the books, {effects} effects")
+        quiet = [planned for planned in counted if planned.fate == "ignore" and not now.state_of(planned)]
+        ignored = sum(now.has_passed(planned) and not now.skips(planned) for planned in quiet)
+        if not ignored <= now.ignored <= ignored + sum(planned.position is None for planned in quiet):
             self._fail(f"counters: {now.ignored} ignored by the books, {ignored} by the plan")
 
     def _check_letters(self, now: Seen) -> None:
@@ -281,7 +226,7 @@ class Checker:
             for other in self.wanted[: self._rank(planned)]:
                 if order == "key" and (planned.key is None or other.key != planned.key):
                     continue
-                if other.id not in applied and not self._given_up(other, now):
+                if other.id not in applied and not now.has_given_up(other):
                     self._fail(f"call: {planned.id} starts before {other.id} is settled")
         if attempt > 1 + failures and not self.workload.operating.touched[planned.id]:
             self._fail(f"attempts: attempt {attempt} of {planned.id} after {failures} failures")
@@ -307,8 +252,6 @@ class Checker:
         """Nothing is missing: applied, discarded on demand, or ignored by plan."""
         applied = {event for event, _, _ in self.seen.effects}
         for planned in self.wanted:
-            letter = self.seen.letters.get(planned.id)
-            discarded = letter is not None and letter.state == "discarded"
-            expected = planned.fate == "ignore" or discarded
-            if (planned.id in applied) == expected:
+            if (planned.id in applied) == self.seen.has_given_up(planned):
                 self._fail(f"lost: {planned.id} ({planned.fate}) has come to no end")
+        self.verify()

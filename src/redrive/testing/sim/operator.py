@@ -12,6 +12,7 @@ from redrive.errors import StoreError, UsageError
 from redrive.replay.deed import Operator
 from redrive.replay.letters import LetterDesk
 from redrive.replay.rebuild import reset
+from redrive.replay.subscriptions import SubscriptionDesk
 from redrive.runner.bridge import Bridge
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from redrive.testing.sim.workload import Workload
     from redrive.testing.sim.world import World
 
-DEEDS = ("replay", "replay", "replay", "discard", "edit", "pause", "resume", "reset", "reopen", "resolve")
+DEEDS = ("replay", "replay", "replay", "discard", "edit", "pause", "resume", "reset", "reopen", "resolve",
+         "seek")  # fmt: skip
 
 
 class Operating:
@@ -30,13 +32,14 @@ class Operating:
         self.dice = random.Random(f"operator {world.seed}")
         self.touched: Counter[str] = Counter()  # events whose letter was changed, or perhaps changed
         self.discards: set[str] = set()
+        self.skips = 0  # seeks, of which some lead forward
 
     async def run(self) -> None:
         """While there is trouble."""
         while self.world.clock.monotonic() < self.world.options.phase:
             await asyncio.sleep(self.dice.expovariate(1.0) * self.world.options.operate_every)
             deed = self.dice.choice(DEEDS)
-            if deed == "reset" and self.dice.random() < 0.7:
+            if deed in ("reset", "seek") and self.dice.random() < 0.7:
                 continue
             await self._do(deed)
 
@@ -61,10 +64,14 @@ class Operating:
 
     def _job(self, deed: str, process: Process, desk: LetterDesk) -> Callable[[], Any]:
         match deed:
-            case "pause" | "resume":
-                return lambda: _pause(process, deed == "pause")
+            case "pause":
+                return lambda: SubscriptionDesk(Operator(process.store, process.env)).pause("work")
+            case "resume":
+                return lambda: SubscriptionDesk(Operator(process.store, process.env)).resume("work")
             case "reset":
-                return lambda: self._reset(process)
+                return lambda: reset(Operator(process.store, process.env), "work", "simulated")
+            case "seek":
+                return lambda: self._seek(process)
             case _:
                 return lambda: self._letter(deed, desk)
 
@@ -95,13 +102,9 @@ class Operating:
                 desk.reopen(letter, "simulated")
         self.touched[letter.event_id] += 1
 
-    def _reset(self, process: Process) -> None:
-        if not self.workload.options.handler:
-            reset(Operator(process.store, process.env), "work", "simulated")
-
-
-def _pause(process: Process, paused: bool) -> None:
-    with process.store.transaction() as tx:
-        for row in tx.progress.all():  # none before the first worker has enrolled
-            tx.progress.lock(row.id)
-            tx.sql.run("paused_set", {"subscription": row.id, "paused": int(paused)})
+    def _seek(self, process: Process) -> None:
+        """A little forward, or back to anywhere: refused where that would apply something twice."""
+        position = self.workload.checker.seen.position
+        target = position + self.dice.randint(1, 3) if self.dice.random() < 0.5 else self.dice.randint(0, position)
+        self.skips += 1  # by the time it is done, it may lead forward
+        SubscriptionDesk(Operator(process.store, process.env)).seek("work", target, "simulated")

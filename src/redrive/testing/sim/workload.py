@@ -18,10 +18,11 @@ from redrive.event import Event
 from redrive.policy.retry import retry
 from redrive.policy.rules import rules
 from redrive.sources.log import Log
-from redrive.testing.sim.checker import WRAP, Checker, Planned
+from redrive.testing.sim.checker import WRAP, Checker
 from redrive.testing.sim.operator import Operating
 from redrive.testing.sim.options import Options
 from redrive.testing.sim.process import Process
+from redrive.testing.sim.seen import Planned
 from redrive.testing.sim.world import World
 
 NAME = "work"

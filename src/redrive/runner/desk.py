@@ -1,0 +1,167 @@
+"""The desk: works by lane. A lane is busy from the moment its work may run until that work is settled.
+
+Only the coordinator of a handler touches it, between two hops; workers take from `ready` and put
+into `outbox`. It decides nothing about an event but its turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from redrive.runner.duty import Duty, Work
+
+
+class Desk:
+    """Works by lane: which may run now, which wait for their lane, which are done and unsettled."""
+
+    def __init__(self, duty: Duty) -> None:
+        self.duty = duty
+        self.ready: deque[Work] = deque()
+        self.outbox: deque[Work] = deque()
+        self.running: set[Work] = set()
+        self.alone: deque[Work] = deque()  # after a crash: one at a time, before anything else
+        # What is busy, with what queues behind it: lanes by name, and letters without a lane by their id.
+        self._waiting: dict[str | int, deque[Work] | None] = {}
+        self._queued = 0
+        self._following: Counter[str] = Counter()
+        self._lanes = duty.lanes
+        self._keyed = duty.subscription.order == "key"
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self.outbox) + len(self.running) + len(self.alone) + self._queued
+
+    def busy(self, lane: str | None, letter: int) -> bool:
+        """Has the lane of this letter work that is not settled?"""
+        if lane is not None:
+            return lane in self._waiting
+        held = [*self.running, *self.ready, *self.outbox, *self.alone]
+        return any(work.head is not None and work.head.letter == letter for work in held)
+
+    def queued(self, lane: str | None) -> int:
+        """How many works wait for the lane, or are about to be written down as waiting."""
+        if lane is None:
+            return 0
+        return len(self._waiting.get(lane) or ()) + self._following.get(lane, 0)
+
+    def add(self, work: Work) -> None:
+        """A new event, or a letter that is due: it runs when its lane is free."""
+        lane, waiting = self._place(work), self._waiting
+        if lane is not None:
+            if lane in waiting:
+                self._queue(lane, work)
+                return
+            waiting[lane] = None
+        self._start(work)
+
+    def add_fresh(self, works: list[Work]) -> None:
+        """New events while nothing is parked: the ordinary case, quickly."""
+        waiting, ready = self._waiting, self.ready
+        for work in works:
+            lane = work.lane
+            if lane is not None:
+                if lane in waiting:
+                    self._queue(lane, work)
+                    continue
+                waiting[lane] = None
+            ready.append(work)
+
+    def _queue(self, lane: str | int, work: Work) -> None:
+        queue = self._waiting[lane]
+        if queue is None:
+            queue = self._waiting[lane] = deque()
+        self._queued += 1
+        if work.head is None:
+            queue.append(work)
+        else:  # a head precedes everything that queued up behind it
+            queue.appendleft(work)
+
+    def _start(self, work: Work) -> None:
+        """The lane is this work's now; look again whether it may run."""
+        lanes = self.duty.lanes
+        if work.outcome is not None:  # no key: its fate is known
+            self.outbox.append(work)
+        elif work.head is not None:
+            if lanes.head(work.lane, work.head.letter) == work.head:
+                self._run(work)
+            else:  # an operator changed the letter since: the new head comes by itself
+                self.free(work)
+        elif work.lane in lanes.names:
+            self._follow(work)
+        else:
+            self._run(work)
+
+    def _follow(self, work: Work) -> None:
+        assert work.lane is not None
+        work.follow = True
+        self._following[work.lane] += 1
+        self.outbox.append(work)
+
+    def _run(self, work: Work) -> None:
+        careful = self.duty.horizon or self.duty.suspects
+        (self.alone if careful and self.duty.needs_care(work) else self.ready).append(work)
+
+    def again(self, work: Work) -> None:
+        """A conflict's pause is over. What is in no lane runs one at a time now, by key: side by side they met it."""
+        if work.lane is None and work.head is None and work.reruns == 1:
+            self.add(work)
+        else:
+            self.ready.append(work)
+
+    def look_again(self) -> None:
+        """The letters were read anew: what waits with an old revision is given up, the new head comes by itself."""
+        lanes = self.duty.lanes
+        if lanes is self._lanes:
+            return
+        self._lanes = lanes
+        stale: list[Work] = []
+        for queue in (self.ready, self.alone):
+            waiting = list(queue)
+            old = [w for w in waiting if w.head is not None and lanes.head(w.lane, w.head.letter) != w.head]
+            for work in old:
+                try:
+                    queue.remove(work)
+                except ValueError:  # a worker was faster
+                    continue
+                stale.append(work)
+        for work in stale:
+            self.free(work)
+
+    def free_all(self, works: list[Work]) -> None:
+        """Settled: the next of each lane may start."""
+        waiting = self._waiting
+        for work in works:
+            lane = work.lane
+            if work.head is not None or work.follow or work.reruns or (lane is not None and waiting[lane]):
+                self.free(work)
+            elif lane is not None:  # nobody waits: the ordinary case, quickly
+                del waiting[lane]
+
+    def free(self, work: Work) -> None:
+        """Settled (or given up): the next of the lane may start."""
+        lane = self._place(work)
+        if work.follow and work.lane is not None:
+            self._following[work.lane] -= 1
+            if not self._following[work.lane]:
+                del self._following[work.lane]
+        if lane is None or work.chained:
+            return
+        queue = self._waiting[lane]
+        if not queue:
+            del self._waiting[lane]
+        elif lane in self.duty.lanes.names and queue[0].head is None:
+            for follower in queue:  # all of them queue behind the head; the last one frees the lane
+                follower.chained = follower is not queue[-1]
+                self._follow(follower)
+            self._queued -= len(queue)
+            queue.clear()
+        else:
+            self._queued -= 1
+            self._start(queue.popleft())
+
+    def _place(self, work: Work) -> str | int | None:
+        """Where a work is alone: its lane. A letter without one has at least itself, since letters may be read anew."""
+        if work.lane is not None:
+            return work.lane
+        if work.head is not None:  # one that got a usable key since shares state with the lane of that key
+            return work.key if self._keyed and work.key is not None else work.head.letter
+        return f"\0{work.key}" if work.reruns and work.key is not None else None  # no lane has such a name
