@@ -38,7 +38,8 @@ class Supervisor:
         threads: bool = True,
     ) -> None:
         self.engine, self.bridge, self.work = engine, bridge, work
-        self.wakes = {name: Wake() for name in work}
+        self._resting = asyncio.Event()
+        self.wakes = {name: Wake(self._resting) for name in work}
         self.loops: dict[str, Loop] = {}
         self.waiting: dict[str, str] = {}  # name -> why it does not run here: standby, halted
         self.stopping = False
@@ -68,8 +69,9 @@ class Supervisor:
     async def run(self, *, until_idle: bool = False) -> None:
         """Until stopped, or until nothing is left to do."""
         settings = self.engine.settings
+        store = self.engine.store
         poller = asyncio.create_task(
-            poll(self.engine.store.changed, self.wakes.values, settings.poll_min, settings.poll_max)
+            poll(store.changed, self.wakes.values(), self._resting, settings.poll_min, settings.poll_max)
         )
         keepers = [asyncio.create_task(self._keep(name), name=f"redrive {name}") for name in self.work]
         try:

@@ -11,8 +11,9 @@ from redrive.errors import StoreError
 class Wake:
     """A loop's alarm clock: rings when told or when the time is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, resting: asyncio.Event) -> None:
         self._event = asyncio.Event()
+        self._resting = resting  # set whenever some loop begins to wait
         self.is_waited_for = False
 
     @property
@@ -31,6 +32,7 @@ class Wake:
             if seconds is not None:
                 handle = asyncio.get_running_loop().call_later(seconds, self._event.set)
             self.is_waited_for = True
+            self._resting.set()
             try:
                 await self._event.wait()
             finally:
@@ -40,20 +42,24 @@ class Wake:
         self._event.clear()
 
 
-async def poll(changed: Callable[[], bool], wakes: Callable[[], Iterable[Wake]], low: float, high: float) -> None:
+async def poll(
+    changed: Callable[[], bool], wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float
+) -> None:
     """Look for commits of other processes: often while there are some, seldom when idle, never while all are busy."""
     pause = low
     while True:
+        if not any(wake.is_waited_for for wake in wakes):  # whoever works looks for itself, and is not disturbed
+            resting.clear()
+            await resting.wait()
+            pause = low
         await asyncio.sleep(pause)
-        if not any(wake.is_waited_for for wake in wakes()):  # whoever works looks for itself
-            continue
         try:
             news = changed()
         except StoreError:
             news = False
         if news:
             pause = low
-            for wake in wakes():
+            for wake in wakes:
                 wake.ring()
         else:
             pause = min(pause * 1.2, high)

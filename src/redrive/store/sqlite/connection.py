@@ -76,6 +76,7 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
         )
         # A checkpoint racing a writer corrupts files on SQLite < 3.51.3: we checkpoint ourselves, under the write lock.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA journal_size_limit = 0")
         if path != ":memory:":
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":

@@ -8,6 +8,7 @@ job in the caller's thread: the simulator and the test harness need that.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -42,6 +43,7 @@ from redrive.store.sqlite.writer import Writer
 
 log = logging.getLogger("redrive")
 
+PAGE_BYTES = 4096
 BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.005  # seconds between two tries for the write lock
 
 Done = Callable[[Any, BaseException | None], None]
@@ -212,9 +214,11 @@ class SqliteStore:
 
     def checkpoint(self, *, idle: bool = False) -> None:
         """Copy the WAL back into the file, PASSIVE, while we hold the write lock (see ADR 3)."""
-        pages = self._full.connection.total_changes + self._normal.connection.total_changes
-        enough = self._checkpoint_pages if not idle else 1
-        if self.path == ":memory:" or pages - self._checkpointed < enough * 4:  # ~4 of our small changes a page
+        changes = self._full.connection.total_changes + self._normal.connection.total_changes
+        # A reader that stays keeps the WAL long: then not after every job, but after as many changes again.
+        if self.path == ":memory:" or changes - self._checkpointed < (1 if idle else self._checkpoint_pages):
+            return
+        if not idle and self._wal_pages() < self._checkpoint_pages:
             return
         with self._mutex:
             try:
@@ -228,7 +232,14 @@ class SqliteStore:
                 log.warning("%s: the checkpoint failed (%s); it is tried again later", self.path, error)
             finally:
                 self._rollback(self._full)
-            self._checkpointed = pages
+            self._checkpointed = changes
+
+    def _wal_pages(self) -> int:
+        """How long the WAL is; a reset cuts the file (journal_size_limit), so that its size tells."""
+        try:
+            return os.stat(f"{self.path}-wal").st_size // PAGE_BYTES
+        except OSError:
+            return 0
 
     def changed(self) -> bool:
         """Has any connection, of any process, committed since the last call?"""

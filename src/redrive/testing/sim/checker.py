@@ -46,7 +46,7 @@ class Checker:
             self._check_replays(before, now)
         if worker and now.fates() != before.fates() and now.owner != process.owner:
             self._fail(f"fence: {process.owner} settled something, but {now.owner or 'nobody'} owns epoch {now.epoch}")
-        rewound = not worker and now.position < before.position
+        rewound = not worker and now.epoch > before.epoch and now.position <= before.position
         if rewound:
             self.rebuilt = True
             now = self.seen = self._forget(now.position)
