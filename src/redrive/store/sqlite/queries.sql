@@ -188,7 +188,8 @@ UPDATE redrive_ranges SET to_position = :to_position, discarded = :discarded
 WHERE subscription = :subscription AND from_position = :from_position
 
 -- name: state_any
-SELECT 1 FROM redrive_state WHERE subscription = :subscription LIMIT 1
+-- Has the subscription ever kept keyed state?
+SELECT 1 FROM redrive_meta WHERE name = 'state ' || :subscription
 
 -- name: table_extras
 -- Indexes and triggers that somebody put on a table: they are lost when it is dropped.

@@ -201,6 +201,12 @@ CREATE TABLE redrive_state (
     PRIMARY KEY (subscription, key)
 ) WITHOUT ROWID;
 
+-- A state may be empty again, but the subscription has counted: going back would count some events twice.
+CREATE TRIGGER redrive_state_born AFTER INSERT ON redrive_state
+WHEN NOT EXISTS (SELECT 1 FROM redrive_meta WHERE name = 'state ' || NEW.subscription) BEGIN
+    INSERT INTO redrive_meta VALUES ('state ' || NEW.subscription, 1);
+END;
+
 CREATE TABLE redrive_controls (                     -- what an operator asks the owner to do
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     subscription INTEGER NOT NULL,
