@@ -1,0 +1,105 @@
+"""What the database says about the simulated subscription, and what the producer knows about its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redrive.testing.sim.disk import Disk
+
+OPEN = ("retrying", "dead")
+ECHOES = "SELECT key, data FROM redrive_events WHERE type = 'echo' ORDER BY position"
+
+
+@dataclass(slots=True)
+class Planned:
+    """One event of the producer's list."""
+
+    index: int
+    id: str
+    key: str | None
+    type: str
+    fate: str
+    times: int
+    position: int | None = None  # known once the append is acknowledged
+
+
+class Letter(NamedTuple):
+    """A letter that is not superseded."""
+
+    event: str
+    state: str
+    reason: str
+    attempts: int
+    rev: int
+    edits: int
+    replaying: int
+
+
+class Seen(NamedTuple):
+    """What the database says about the subscription."""
+
+    position: int
+    epoch: int
+    owner: str | None
+    until: float
+    applied: int
+    ignored: int
+    start: int  # the counters begin above this position
+    effects: tuple[tuple[str, str | None, int], ...]
+    done: frozenset[int]
+    letters: dict[str, Letter]
+    states: tuple[tuple[str, bytes], ...]
+    echoes: tuple[tuple[str | None, bytes], ...]
+    skipped: tuple[tuple[int, int], ...]  # ranges that an operator gave up: above, up to
+
+    def fates(self) -> tuple[Any, ...]:
+        """What only the owner, or an operator, may change."""
+        return self.position, self.applied, self.ignored, self.effects, self.done, self.letters, self.states
+
+    def state_of(self, planned: Planned) -> str:
+        """The state of the event's letter; empty if it has none."""
+        letter = self.letters.get(planned.id)
+        return "" if letter is None else letter.state
+
+    def has_passed(self, planned: Planned) -> bool:
+        """Is it settled, according to progress?"""
+        return planned.position is not None and (planned.position <= self.position or planned.position in self.done)
+
+    def skips(self, planned: Planned) -> bool:
+        """Did an operator give up the range it lies in?"""
+        position = planned.position
+        return position is not None and any(above < position <= upto for above, upto in self.skipped)
+
+    def has_given_up(self, planned: Planned) -> bool:
+        """Does nobody wait for it any more? A planned Ignore leaves no trace when it is settled at intake."""
+        state = self.state_of(planned)
+        if state:
+            return state == "discarded"
+        return self.has_passed(planned) and (planned.fate == "ignore" or self.skips(planned))
+
+
+NOTHING = Seen(0, 0, None, 0.0, 0, 0, 0, (), frozenset(), {}, (), (), ())
+
+
+def look(disk: Disk, forgotten: set[int]) -> Seen:
+    """Read everything; effects that an operator's seek has taken back are left out."""
+    rows = disk.rows
+    progress = rows("SELECT position, epoch, owner, lease_until, applied, ignored, started_from FROM redrive_progress")
+    if not progress:
+        return NOTHING
+    position, epoch, owner, until, applied, ignored, start = progress[0]
+    letters = rows(
+        "SELECT event_id, state, reason, attempts, rev, edits, replaying FROM redrive_letters"
+        " WHERE state <> 'superseded'"
+    )
+    effects = rows("SELECT seq, event, key, edits FROM effects ORDER BY seq")
+    return Seen(
+        position, epoch, owner, until, applied, ignored, start,
+        effects=tuple((event, key, edits) for seq, event, key, edits in effects if seq not in forgotten),
+        done=frozenset(position for (position,) in rows("SELECT position FROM redrive_done")),
+        letters={row[0]: Letter(*row) for row in letters},
+        states=tuple((key, data) for key, data in rows("SELECT key, data FROM redrive_state")),
+        echoes=tuple((key, data) for key, data in rows(ECHOES)),
+        skipped=tuple((above, upto) for above, upto in rows("SELECT from_position, to_position FROM redrive_ranges")),
+    )  # fmt: skip

@@ -1,0 +1,439 @@
+"""Mutants: break a rule of the protocol on purpose, and the simulator must notice within so many seeds.
+
+The rules are numbered as in `docs/guarantees.md`. A mutant that survives means that the simulator has become
+blind, or that the rule has become unnecessary; both are worth knowing. The run prints what each one took.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import redrive.context
+import redrive.policy.decide
+import redrive.policy.lanes
+import redrive.runner.call
+import redrive.runner.handle
+import redrive.runner.leases
+import redrive.runner.settle
+from redrive.context import Emission
+from redrive.errors import CommitUnknown, StoreError
+from redrive.policy import outcome as out
+from redrive.policy.lanes import Head, Lanes
+from redrive.policy.lease import Lease
+from redrive.policy.progress import Plan, Window
+from redrive.runner.bridge import Bridge
+from redrive.runner.desk import Desk
+from redrive.runner.duty import Duty, Engine, Work
+from redrive.runner.handle import Handling, Round
+from redrive.runner.leases import lease_of
+from redrive.runner.settle import Settling
+from redrive.store.keyed import Keyed
+from redrive.store.letters import Letters
+from redrive.store.port import Subscribed
+from redrive.store.progress import Progress
+from redrive.store.sqlite.store import SqliteStore, queries
+from redrive.subscription import Subscription
+from redrive.testing.sim.options import Faults
+from redrive.testing.sim.process import SimStore
+from redrive.testing.simulator import simulate
+
+SEEDS_MAX = 2_000
+OURS = ("AttributeError", "NameError", "TypeError", "ImportError")  # errors of the mutant itself prove nothing
+FLAKY_DISK = Faults(error=0.1, unknown=0.05, crash=0.004, chaos=0.3)
+TAKE_OVERS = Faults(stall=0.3, chaos=2.0)
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted violation."""
+
+    name: str
+    rule: str
+    plant: Plant
+    options: dict[str, Any] = field(default_factory=dict)  # where the rule matters at all
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(name: str, rule: str, **options: Any) -> Callable[[Plant], Plant]:
+    def add(plant: Plant) -> Plant:
+        MUTANTS.append(Mutant(name, rule, plant, options))
+        return plant
+
+    return add
+
+
+def rewrite(patch: pytest.MonkeyPatch, query: str, old: str, new: str) -> None:
+    text = queries()[query]
+    assert old in text, f"{query} has changed: give the mutant other words"
+    patch.setitem(queries(), query, text.replace(old, new))
+
+
+# ---------------------------------------------------------------- 1: fence and dedup
+
+
+@mutant("the fence ignores the epoch", "1")
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "fence", "AND epoch = ?", "AND ? >= 0")
+    rewrite(patch, "advance", "AND epoch = :epoch", "AND :epoch >= 0")
+
+
+def retry_blindly(patch: pytest.MonkeyPatch) -> None:
+    """No answer to a COMMIT? Then it did not happen: do it again."""
+    run = Bridge.run
+
+    async def again(self: Bridge, job: Callable[[], Any]) -> Any:
+        for _ in range(3):
+            try:
+                return await run(self, job)
+            except CommitUnknown:
+                continue
+        return await run(self, job)
+
+    patch.setattr(Bridge, "run", again)
+
+
+@mutant("an unknown commit is done again, the fence ignores the position", "1")
+def _(patch: pytest.MonkeyPatch) -> None:
+    retry_blindly(patch)
+    rewrite(patch, "fence", "AND position = ?", "AND ? >= 0")
+
+
+@mutant("an unknown commit is done again, done rows are not looked at", "1", kind="async", concurrency=3, call=0.1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def move_done(self: Progress, subscription: int, add: Any, prefix: int, expected: int) -> None:
+        self._sql.many("done_add", [(subscription, position) for position in add])
+        self._sql.run("done_prune", (subscription, prefix))
+
+    retry_blindly(patch)
+    patch.setattr(Progress, "move_done", move_done)
+    queries_text = queries()["done_add"].removesuffix("ON CONFLICT DO NOTHING").replace("INSERT INTO", "REPLACE INTO")
+    patch.setitem(queries(), "done_add", queries_text)
+
+
+@mutant("settling a letter ignores its revision", "1, 3")
+def _(patch: pytest.MonkeyPatch) -> None:
+    for query in ("letter_settle", "letter_retry"):
+        rewrite(patch, query, "AND rev = :rev AND state = 'retrying'", "AND :rev >= 0")
+
+
+# ---------------------------------------------------------------- 2: parking marks done
+
+
+@mutant("what is settled out of order leaves no done row", "2", kind="async", concurrency=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    plan = Window.plan
+    patch.setattr(Window, "plan", lambda self, settled: plan(self, settled)._replace(add=[]))
+
+
+@mutant("progress passes what is not settled", "2", kind="async", concurrency=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    plan = Window.plan
+
+    def hasty(self: Window, settled: Any) -> Plan:
+        found = plan(self, settled)
+        return found if not found.add else found._replace(prefix=found.add[-1], add=[], passed=len(self))
+
+    patch.setattr(Window, "plan", hasty)
+
+
+# ---------------------------------------------------------------- 3, 8: operators and the cache
+
+
+@mutant("operators do not say that they were there", "3, 8")
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "lock_subscription", "parked_version + 1", "parked_version + 0")
+
+
+@mutant("a take-over loads before it bumps the epoch", "8", kind="async", concurrency=3, faults=TAKE_OVERS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def take(
+        engine: Engine, subscription: Subscription, row: Subscribed, watched: Lease | None, watched_for: float
+    ) -> Duty | Lease:
+        with engine.store.reading() as tx:
+            seen = lease_of(tx.progress.get(row.id))
+            if not redrive.runner.leases._allowed(engine, seen, watched_for if seen == watched else 0.0):
+                return seen
+            duty = Duty(engine, subscription, row, 0)
+            duty.load(tx, seen)
+        now = engine.env.clock.now()
+        with engine.store.transaction() as tx:
+            former = lease_of(tx.progress.get(row.id))
+            if not redrive.runner.leases._allowed(engine, former, watched_for if former == watched else 0.0):
+                return former
+            values = {
+                "subscription": row.id, "epoch": former.epoch, "owner": engine.env.owner, "now": now,
+                "until": now + engine.settings.lease, "boot": engine.env.boot,
+            }  # fmt: skip
+            taken = tx.sql.one("lease_take", values)
+            assert taken is not None
+            duty.epoch = taken[0]
+            duty.window = Window(tx.progress.get(row.id).position, duty.window._done)  # else the fence would help
+        return duty
+
+    patch.setattr(redrive.runner.leases, "take", take)
+
+
+@mutant("a lease means nothing", "8")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(redrive.runner.leases, "may_take", lambda *_, **__: True)
+
+
+# ---------------------------------------------------------------- 4: a key is busy until its settle commits
+
+
+@mutant("a key is free when its function returns", "4", kind="async", concurrency=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    called, free_all = Handling._called, Desk.free_all
+    freed: set[int] = set()
+
+    def hasty(self: Handling, work: Work, *rest: Any) -> None:
+        called(self, work, *rest)
+        if work.head is None and work.lane is not None:
+            freed.add(id(work))
+            self.desk.free(work)
+
+    def rest(self: Desk, works: list[Work]) -> None:
+        free_all(self, [work for work in works if id(work) not in freed])
+        freed.difference_update(map(id, works))
+
+    patch.setattr(Handling, "_called", hasty)
+    patch.setattr(Desk, "free_all", rest)
+
+
+@mutant("queued events do not look at their lane again", "4", kind="async")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def free(self: Desk, work: Work) -> None:
+        lane = self._place(work)
+        if work.follow and work.lane is not None:
+            self._following[work.lane] -= 1
+        if lane is None or work.chained:
+            return
+        queue = self._waiting[lane]
+        if not queue:
+            del self._waiting[lane]
+            return
+        self._queued -= 1
+        follower = queue.popleft()
+        if follower.head is None:
+            self._run(follower)
+        else:
+            self._start(follower)
+
+    patch.setattr(Desk, "free", free)
+
+
+# ---------------------------------------------------------------- 5: neighbours are other keys
+
+
+@mutant("later events of a failed key commit with the batch", "5", kind="projection", batch_max=500)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Settling, "parking", property(lambda self: {}))
+
+
+@mutant("total order goes on after a failure", "5", order="total")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Subscription, "lane_of", lambda self, key: key if self.order == "key" else None)
+
+
+# ---------------------------------------------------------------- 6, 7: heads and full lanes
+
+
+@mutant("the newest letter of a lane is its head", "6, 20")
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "lane_heads", "min(position)", "max(position)")
+    rewrite(patch, "lane_head", "ORDER BY position", "ORDER BY position DESC")
+
+
+@mutant("a full lane stops retries, too", "7", lane_max=2, order="key")
+def _(patch: pytest.MonkeyPatch) -> None:
+    take_due, next_due = Lanes.take_due, Lanes.next_due
+
+    def is_full(lanes: Lanes) -> bool:
+        return any(size >= 2 for size in lanes._sizes.values())
+
+    patch.setattr(Lanes, "take_due", lambda self, *a: [] if is_full(self) else take_due(self, *a))
+    patch.setattr(Lanes, "next_due", lambda self: None if is_full(self) else next_due(self))
+
+
+# ---------------------------------------------------------------- 9, 13, 19: reset, emissions, rebuild
+
+
+@mutant("a reset starts the epochs again", "9", kind="projection")
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "progress_reset", "epoch = epoch + 1", "epoch = 0")
+
+
+@mutant("a reset forgets the letters", "9, 19", kind="projection")
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "letters_supersede", "WHERE subscription", "WHERE 0 AND subscription")
+
+
+@mutant("a rebuild emits again, under random ids", "13, 19", kind="projection", emit=True)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Settling, "is_quiet", lambda self, position: False)
+    patch.setattr(redrive.context, "emission_id", lambda *_: str(uuid.uuid4()))
+
+
+@mutant("emissions are made after the commit", "13", emit=True)
+def _(patch: pytest.MonkeyPatch) -> None:
+    learn = Settling.learn
+
+    def later(self: Settling, seconds: float) -> None:
+        learn(self, seconds)
+        with self.duty.engine.store.transaction() as tx:
+            for emission in vars(self).pop("late", ()):
+                tx.logs.append(emission.log, [emission.event])
+
+    def put_off(self: Settling, position: int, emission: Emission) -> None:
+        vars(self).setdefault("late", []).append(emission)
+
+    patch.setattr(Settling, "learn", later)
+    patch.setattr(Settling, "emit", put_off)
+    patch.setattr(Settling, "_queue_emission", put_off)
+
+
+# ---------------------------------------------------------------- 11, 23: nobody pays for what is not his fault
+
+
+@mutant("a store that fails is charged to the event that ran", "11", odd=0.0, faults=FLAKY_DISK)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keyed, "excuse", lambda self, subscription: None)
+
+
+@mutant("a stop spends an attempt", "23", odd=0.25, kind="async")
+def _(patch: pytest.MonkeyPatch) -> None:
+    outcome_of = redrive.runner.call.outcome_of
+
+    def harsh(error: BaseException, *rest: Any, **named: Any) -> Any:
+        found = outcome_of(error, *rest, **named)
+        return out.Failed(error, redrive.runner.call.describe(error)) if found is out.STOPPED else found
+
+    patch.setattr(redrive.runner.handle, "outcome_of", harsh)
+
+
+# ---------------------------------------------------------------- 12: durability
+
+
+@mutant("an append is acknowledged before it is durable", "12", kind="projection", emit=False)
+def _(patch: pytest.MonkeyPatch) -> None:
+    append_group = SqliteStore.append_group
+
+    def lazy(self: SimStore, group: Any) -> None:
+        @contextmanager
+        def transaction() -> Iterator[Any]:
+            with SimStore.transaction(self, durable=False) as tx:
+                yield tx
+
+        with patch.context() as once:
+            once.setattr(self, "transaction", transaction)
+            append_group(self, group)
+
+    patch.setattr(SimStore, "append_group", lazy)
+
+
+# ---------------------------------------------------------------- 15, 16: keyed state, groups
+
+
+@mutant("keyed state is saved without its version", "15", kind="async", order="none", state=True, concurrency=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "state_save", "AND version = :version", "AND :version >= 0")
+    rewrite(patch, "state_save_many", "AND version = ?", "AND ? >= 0")
+    for query in ("state_add", "state_add_many"):
+        rewrite(patch, query, "ON CONFLICT DO NOTHING", "ON CONFLICT DO UPDATE SET data = excluded.data")
+
+
+@mutant("when one of a group cannot be settled, all are called again", "16", kind="async", odd=0.9, concurrency=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    settle, write = Handling._settle, Handling._write
+
+    def crude(self: Handling, group: list[Work], result: Round) -> None:
+        try:
+            settling = write(self, group, result, isolate=False)
+        except redrive.runner.handle._Isolate:
+            good = [work for work in group if work.outcome is out.APPLIED and work.effects is not None]
+            if len(good) < 2:
+                settle(self, group, result)
+                return
+            settle(self, [work for work in group if work not in good[1:]], result)
+            result.reruns += [(work, 0.01) for work in good[1:]]
+            return
+        settling.learn(0.0)
+
+    patch.setattr(Handling, "_settle", crude)
+
+
+# ---------------------------------------------------------------- 20, 21, 24: replay, clock, letters
+
+
+@mutant("a replay goes on as long as the rule allows", "20", attempts=3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    decide = redrive.policy.decide.decide
+
+    def patient(*rest: Any, **named: Any) -> Any:
+        return decide(*rest, **{**named, "attempt": 1 if named["replay"] else named["attempt"], "replay": False})
+
+    patch.setattr(redrive.runner.settle, "decide", patient)
+
+
+@mutant("a clock that was set back is believed", "21")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def believe(head: Head, now: float, delay_max: float) -> Head:
+        return head
+
+    patch.setattr(redrive.policy.lanes, "rebased", believe)
+    patch.setattr(redrive.runner.duty, "rebased", believe)
+
+
+@mutant("a letter that cannot be written is dropped", "24")
+def _(patch: pytest.MonkeyPatch) -> None:
+    add = Letters.add
+
+    def careless(self: Letters, *rest: Any, **named: Any) -> int:
+        try:
+            return add(self, *rest, **named)
+        except (StoreError, sqlite3.OperationalError):
+            return 0
+
+    patch.setattr(Letters, "add", careless)
+
+
+# ---------------------------------------------------------------- the hunt
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("planted", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_rule_is_noticed(
+    planted: Mutant, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    planted.plant(monkeypatch)
+    for seed in range(SEEDS_MAX):
+        result = simulate(seed, **planted.options)
+        if result.violation:
+            assert not any(name in result.violation for name in OURS), f"the mutant is broken: {result.violation}"
+            found = result.violation[:60].partition("\n")[0]
+            record_property("mutants", f"rule {planted.rule:6} | {planted.name:70} | {seed + 1:4} seeds | {found}")
+            return
+    pytest.fail(f"{planted.name}: nobody noticed in {SEEDS_MAX} schedules")
+
+
+@pytest.mark.parametrize("planted", [one for one in MUTANTS if one.options], ids=lambda mutant: mutant.name)
+def test_it_is_the_mutant_that_is_noticed(planted: Mutant) -> None:
+    """The same schedules without the mutant keep every promise."""
+    for seed in range(25):
+        result = simulate(seed, **planted.options)
+        assert not result.violation, str(result)
+
+
+def test_at_least_fifteen_rules_have_a_mutant() -> None:
+    rules = {rule.strip() for planted in MUTANTS for rule in planted.rule.split(",")}
+    assert len(rules) >= 15, sorted(rules, key=int)
