@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import PurePath
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 
 from redrive.context import Ctx, Escalate, Tx
@@ -33,10 +33,12 @@ def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
     cls = type(error)
     name = cls.__qualname__ if cls.__module__ == "builtins" else f"{_module(cls.__module__)}.{cls.__qualname__}"
     message = _text(error, limit)
-    path = _stack(_places(error.__traceback__))[1]
-    return Failure(_storable(name, 200), message, _trace(error, message, limit), fingerprint(name, path, message))
+    stack, path = _stack(_places(error.__traceback__))
+    trace = _storable(f"{_causes(error, limit)}{stack}{cls.__qualname__}: {message}"[-limit:].rstrip(), limit)
+    return Failure(_storable(name, 200), message, trace, fingerprint(name, path, message))
 
 
+@lru_cache(256)
 def _module(name: str) -> str:
     """A program run as a script and imported by `redrive run` is one program, and its bugs are the same bugs."""
     if name != "__main__":
@@ -59,43 +61,43 @@ def _storable(text: str, limit: int) -> str:
     return raw.decode("utf-8", "ignore").replace("\0", "\\0")
 
 
-Places = tuple[tuple[CodeType, int, str], ...]
+Places = tuple[tuple[str, str, int, str], ...]
 
 
 def _places(tb: TracebackType | None) -> Places:
-    """Code, line and module of the user's frames, innermost last; ours would help nobody."""
+    """File, function, line and module of the user's frames, innermost last; ours would help nobody."""
     places = []
     while tb is not None:
         frame = tb.tb_frame
         module = frame.f_globals.get("__name__", "?")
         if not (isinstance(module, str) and module.startswith("redrive.")):
-            places.append((frame.f_code, tb.tb_lineno, _module(str(module))))
+            places.append((frame.f_code.co_filename, frame.f_code.co_name, tb.tb_lineno, str(module)))
         tb = tb.tb_next
     return tuple(places[-FRAMES_MAX:])
 
 
 @lru_cache(256)
 def _stack(places: Places) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The text of a stack, and its (module, function) path. The same bug comes from the same place, many times."""
+    """The text of a stack, and its (module, function) path. The same bug comes from the same place, many times.
+
+    By hand: the stdlib's traceback costs ten times as much and calls the error's `__str__`.
+    """
     lines = [
-        f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
-        f"    {linecache.getline(code.co_filename, line).strip()}\n"
-        for code, line, _ in places
+        f'  File "{file}", line {line}, in {function}\n    {linecache.getline(file, line).strip()}\n'
+        for file, function, line, _ in places
     ]
-    return "".join(lines), tuple((module, code.co_name) for code, _, module in places)
+    return "".join(lines), tuple((_module(module), function) for _, function, _, module in places)
 
 
-def _trace(error: BaseException, message: str, limit: int) -> str:
-    """The traceback, cause first. By hand: the stdlib's costs ten times as much and calls the error's `__str__`."""
-    parts = []
+def _causes(error: BaseException, limit: int) -> str:
+    """The tracebacks of what led to an error, first cause first."""
     chain: list[BaseException] = [error]
     while len(chain) < CAUSES_MAX and (cause := _cause(chain[-1])) and not any(cause is link for link in chain):
         chain.append(cause)
-    for link in reversed(chain):
-        text = message if link is error else _text(link, limit)
-        parts.append(_stack(_places(link.__traceback__))[0])
-        parts.append(f"{type(link).__qualname__}: {text}\n" + ("" if link is error else "which led to\n"))
-    return _storable("".join(parts)[-limit:].rstrip(), limit)
+    return "".join(
+        f"{_stack(_places(link.__traceback__))[0]}{type(link).__qualname__}: {_text(link, limit)}\nwhich led to\n"
+        for link in reversed(chain[1:])
+    )
 
 
 def _cause(error: BaseException) -> BaseException | None:

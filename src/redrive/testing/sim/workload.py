@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1))"""
 EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
 PICKY = "INSERT INTO picky VALUES (?, ?)"
 DRAIN_MAX = 120.0  # seconds of virtual time in which everything must come to its end once the faults are over
-ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted")
+ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted", "stubborn")
 
 
 class Planted(Exception):
@@ -111,7 +112,13 @@ class Workload:
 
     def _projection(self, process: Process, out: Log) -> Callable[[Any, Any], None]:
         def project(event: Event[Any], tx: Any) -> None:
-            tx.execute(EFFECT, (event.id, event.key, event.data.get("edits", 0)))
+            effect = (event.id, event.key, event.data.get("edits", 0))
+            try:
+                tx.execute(EFFECT, effect)
+            except sqlite3.Error:
+                if self.by_id[event.id].fate != "stubborn":
+                    raise
+                tx.execute(EFFECT, effect)  # it must not matter that SQLite may have ended the transaction
             if self.options.emit:
                 tx.emit(out, "echo", {"of": event.id}, key=event.key)
             if self.by_id[event.id].fate == "picky":
