@@ -159,7 +159,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     def take(
         engine: Engine, subscription: Subscription, row: Subscribed, watched: Lease | None, watched_for: float
     ) -> Duty | Lease:
-        with engine.store.reading() as tx:
+        with engine.store.transaction() as tx:
             seen = lease_of(tx.progress.get(row.id))
             if not redrive.runner.leases._allowed(engine, seen, watched_for if seen == watched else 0.0):
                 return seen

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from redrive.errors import StoreBusy, StoreError, UsageError
 
@@ -20,6 +20,11 @@ Connection = sqlite3.Connection
 BEGIN = "BEGIN IMMEDIATE -- redrive"
 COMMIT = "COMMIT -- redrive"
 ROLLBACK = "ROLLBACK -- redrive"
+
+# A full disk ends a transaction. A function that catches the error and goes on would then write outside of any, each
+# statement by itself and for good. With an isolation level Python begins a transaction before such a statement,
+# which the authorizer refuses: nothing is written between our BEGIN and our COMMIT but in the transaction they enclose.
+ISOLATION: Literal["DEFERRED"] = "DEFERRED"
 
 _WORLD = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM,
@@ -72,7 +77,7 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
     connection = None
     try:
         connection = sqlite3.connect(
-            path, timeout=busy_timeout, isolation_level=None, check_same_thread=False, cached_statements=256
+            path, timeout=busy_timeout, isolation_level=ISOLATION, check_same_thread=False, cached_statements=256
         )
         # A checkpoint racing a writer corrupts files on SQLite < 3.51.3: we checkpoint ourselves, under the write lock.
         connection.execute("PRAGMA wal_autocheckpoint = 0")

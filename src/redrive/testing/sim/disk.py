@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from redrive.store.sqlite import SqliteStore
-from redrive.store.sqlite.connection import ROLLBACK
+from redrive.store.sqlite.connection import ISOLATION, ROLLBACK
 from redrive.store.sqlite.store import SqliteTx
 
 
@@ -63,7 +63,7 @@ class Disk:
 
     def __init__(self, tables: str) -> None:
         self.connection = sqlite3.connect(
-            ":memory:", isolation_level=None, cached_statements=256, factory=SickConnection
+            ":memory:", isolation_level=ISOLATION, cached_statements=256, factory=SickConnection
         )
         self.connection.deserialize(_image(tables))
         self.store = copy(_store())

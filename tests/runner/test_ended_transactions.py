@@ -1,0 +1,76 @@
+"""SQLite may end a transaction by itself (full disk, interrupt); a function that does not care must not matter."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App, StoreError
+from redrive.testing import Harness
+
+ENTRIES = "CREATE TABLE entries (n INTEGER)"
+MANY = """INSERT INTO entries WITH RECURSIVE up(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM up WHERE n < 10000)
+SELECT n FROM up"""
+
+
+def interrupt(connection: Any) -> None:
+    """What a full disk does: the statement fails, and with it the whole transaction is gone."""
+    connection.set_progress_handler(lambda: 1, 100)
+    try:
+        with pytest.raises(sqlite3.OperationalError):
+            connection.execute(MANY)
+    finally:
+        connection.set_progress_handler(None, 0)
+    assert not connection.in_transaction
+
+
+def test_a_projection_that_catches_the_error_and_goes_on_writes_nothing_outside_of_a_transaction() -> None:
+    app = App("/nonexistent/shop.db")
+    calls = []
+
+    @app.projection(app.log("orders"), tables={"applied": "id TEXT"})
+    def stubborn(event: Any, tx: Any) -> None:
+        calls.append(event.id)
+        tx.execute("INSERT INTO applied VALUES (:id)", {"id": event.id})
+        if len(calls) == 2:
+            interrupt(tx.connection)
+            tx.execute("INSERT INTO applied VALUES (:id)", {"id": event.id})
+
+    with Harness(app) as harness:
+        with app.transaction() as tx:
+            tx.execute(ENTRIES)
+        for name in "abc":
+            harness.append("orders", "order.placed", id=name)
+        harness.advance("1m")
+        assert harness.query("SELECT id FROM applied") == [("a",), ("b",), ("c",)]
+        assert harness.letters() == []  # the disk's fault, not the event's
+        assert [one.sound for one in app.operate("ada").verify()] == [True]
+
+
+def test_a_business_transaction_that_sqlite_ended_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    with app.transaction() as tx:
+        tx.execute(ENTRIES)
+    with pytest.raises(StoreError, match="ended the transaction"), app.transaction() as tx:  # noqa: PT012
+        interrupt(tx.connection)
+        app.log("orders").append("order.placed", tx=tx)
+        tx.execute("INSERT INTO entries VALUES (1)")
+    with app.reader() as reader:
+        assert reader.execute("SELECT count(*) FROM entries").fetchone() == (0,)
+    assert list(app.log("orders").read()) == []
+    app.close()
+
+
+def test_a_statement_that_merely_fails_ends_no_transaction(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE picky (n INTEGER NOT NULL)")
+        with pytest.raises(sqlite3.IntegrityError):
+            tx.execute("INSERT INTO picky VALUES (NULL)")
+        tx.execute("INSERT INTO picky VALUES (1)")
+    with app.reader() as reader:
+        assert reader.execute("SELECT count(*) FROM picky").fetchone() == (1,)
+    app.close()
