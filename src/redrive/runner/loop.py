@@ -98,7 +98,7 @@ class ProjectionLoop(Loop):
         projector = Projector(self.duty)
         while not self.stopping:
             await self.renew_if_due()
-            turn = await self.bridge.run(projector.turn)
+            turn = await self.bridge.run(lambda: projector.turns(lambda: self.stopping))
             self.tell_full_lane(turn.lane_full)
             if turn.halt:
                 raise StoreError(turn.halt)

@@ -148,6 +148,11 @@ class Store(Protocol):
         """Run a job where writing happens; `done(result, error)` is called from there."""
         ...
 
+    @property
+    def is_wanted(self) -> bool:
+        """Does anybody else wait to write here? A job that could go on asks, and makes room."""
+        ...
+
     def close(self) -> None:
         """Finish what was submitted and let go of the file."""
         ...

@@ -44,6 +44,7 @@ from redrive.store.sqlite.writer import Writer
 log = logging.getLogger("redrive")
 
 PAGE_BYTES = 4096
+ENDED = "SQLite ended the transaction by itself; nothing was written"
 BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.005  # seconds between two tries for the write lock
 
 Done = Callable[[Any, BaseException | None], None]
@@ -101,6 +102,7 @@ class SqliteStore:
         self._checkpoint_pages = checkpoint_pages
         self._mutex = threading.Lock()
         self._holder: int | None = None
+        self._current: SqliteTx | None = None
         full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
         self._full = SqliteTx(full)
         self._normal = self._full if path == ":memory:" else SqliteTx(self._open("NORMAL"))
@@ -139,16 +141,20 @@ class SqliteStore:
             tx = self._full if durable else self._normal
             try:
                 self._begin(tx)
+                self._current = tx
                 try:
                     yield tx
                 except BaseException as error:
+                    ended = not tx.connection.in_transaction
                     self._rollback(tx)
                     if isinstance(error, sqlite3.Error) and is_the_world(error):
                         raise translate(error, self.path) from error
+                    if isinstance(error, sqlite3.Error) and ended:  # and somebody went on after that
+                        raise StoreError(f"{self.path}: {ENDED}") from error
                     raise
                 self._commit(tx)
             finally:
-                self._holder = None
+                self._holder = self._current = None
 
     def _begin(self, tx: SqliteTx) -> None:
         """Take the write lock. SQLite's own waiting grows to 100 ms steps; another process holds it for one or two."""
@@ -167,7 +173,7 @@ class SqliteStore:
 
     def _commit(self, tx: SqliteTx) -> None:
         if not tx.connection.in_transaction:  # SQLite itself rolled back (disk full inside a statement)
-            raise StoreError(f"{self.path}: SQLite ended the transaction by itself; nothing was written")
+            raise StoreError(f"{self.path}: {ENDED}")
         try:
             tx.control(COMMIT)
         except sqlite3.Error as error:
@@ -259,7 +265,12 @@ class SqliteStore:
 
     def is_the_world(self, error: BaseException) -> bool:
         """Infrastructure, or the statement's own fault?"""
-        return isinstance(error, StoreError) or is_the_world(error)
+        return isinstance(error, StoreError) or is_the_world(error) or self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """Is the transaction of this thread gone? Then whatever is raised now is only a consequence."""
+        current = self._current
+        return current is not None and self.inside_transaction() and not current.connection.in_transaction
 
     # ------------------------------------------------------------ jobs
 
@@ -269,6 +280,11 @@ class SqliteStore:
             self._writer.submit(job, done)
         else:
             _run(job, done)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Does anybody else wait to write here? A job that could go on asks, and makes room."""
+        return self._writer is None or self._writer.is_wanted()
 
     def append(self, appending: Appending) -> None:
         """Append durably; appends that wait together are committed together."""

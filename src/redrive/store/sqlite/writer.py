@@ -49,6 +49,10 @@ class Writer:
             raise StoreError("the store is closed")
         self._queue.put(item)
 
+    def is_wanted(self) -> bool:
+        """Does anybody wait for the thread?"""
+        return not self._queue.empty()
+
     def stop(self) -> None:
         """Do what is queued, then end."""
         if not self._stopped:
