@@ -62,6 +62,12 @@ def owner_id() -> str:
     return "|".join((socket.gethostname(), boot_id(), _namespace(), str(pid), _started(pid), str(next(_numbers))))
 
 
+def short_name(owner: str) -> str:
+    """An owner as people call it: host:pid."""
+    parts = owner.split("|")
+    return f"{parts[0]}:{parts[3]}" if len(parts) > 3 else owner
+
+
 def is_dead(owner: str) -> bool:
     """Is this owner a process of this machine that no longer exists? False when nobody can tell."""
     try:

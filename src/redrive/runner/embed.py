@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from redrive.clock import short_name
 from redrive.errors import UsageError
 from redrive.observe.logs import log_signals
 from redrive.runner.bridge import Bridge
@@ -37,7 +38,7 @@ async def supervised(
     engine = Engine(
         store=runtime.store, env=runtime.env, settings=runtime.settings, types=runtime.types,
         signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=runtime.wake,
-        worker=runtime.env.owner.replace("|", " "),
+        worker=short_name(runtime.env.owner),
     )  # fmt: skip
     work = enroll(engine, subscriptions)
     async with _entered(lifespan()) as runtime.deps:
