@@ -366,10 +366,12 @@ SELECT position FROM redrive_letters l WHERE subscription = :subscription
        OR (state <> 'superseded' AND EXISTS (SELECT 1 FROM redrive_journal j WHERE j.letter = l.id AND j.state = 'discarded')))
 
 -- name: letters_heard
--- They have been settled since, so their emissions were made (or are in the hands of a newer letter).
+-- They have been settled since, so their emissions were made; not those that a newer letter holds open.
 UPDATE redrive_letters SET resolved_by = :was_settled
 WHERE subscription = :subscription AND state = 'superseded' AND resolved_by = :was_open
   AND (position <= :progress OR position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
+  AND position NOT IN (SELECT position FROM redrive_letters
+                       WHERE subscription = :subscription AND state IN ('retrying', 'dead'))
 
 -- name: letters_homeless
 -- Open letters whose event the log no longer holds.
