@@ -7,14 +7,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from redrive.replay.ledger import verify
-from redrive.testing.sim.seen import NOTHING, OPEN, Planned, Seen, look
+from redrive.testing.sim.seen import NAME, NOTHING, OPEN, Planned, Seen, look
 
 if TYPE_CHECKING:
     from redrive.testing.sim.process import Process
     from redrive.testing.sim.workload import Workload
     from redrive.testing.sim.world import World
 
-MAY_DIE = {"reject": "rejected"}  # why else than for want of attempts
+MAY_DIE = {"reject": "rejected", "badkey": "bad_key"}  # why else than for want of attempts
 WRAP = 3  # events of a key after which its state may be deleted
 VERIFY_EVERY = 10  # commits
 CHARGES = 3  # deaths of workers before an event may be blamed for them
@@ -30,6 +30,7 @@ class Checker:
         self.renewed_at = 0.0
         self.overtaken = 0  # leases taken from owners that stood still: as good as dead to whoever takes them
         self.forgotten: set[int] = set()
+        self.tail: list[str] = []
         self.rebuilt = False  # an operator took the subscription back: what was applied may be applied again
 
     # ------------------------------------------------------------ after a commit
@@ -68,7 +69,7 @@ class Checker:
 
     def verify(self) -> None:
         """What `redrive verify` says, which knows nothing of the producer's list."""
-        plain = {"work"} if self.options.order == "key" else set()
+        plain = {NAME} if self.options.order == "key" and not self.options.key_by else set()
         for verdict in verify(self.world.disk.store, plain):
             if not verdict.sound:
                 self._fail(f"verify: {verdict.violations[0].message} {verdict.violations[0].positions}")
@@ -108,14 +109,13 @@ class Checker:
 
     def _check_effects(self, now: Seen, known: tuple[Any, ...]) -> None:
         """No effect twice, none before its predecessor is applied or given up, each with the latest edit."""
-        order = self.options.order
         seen = {event for event, _, _ in known}
-        for event, key, edits in now.effects[len(known) :]:
+        for event, _, edits in now.effects[len(known) :]:
             if event in seen:
                 self._fail(f"twice: {event} is applied twice")
             planned = self.workload.by_id[event]
             for other in self.wanted[: self._rank(planned)]:
-                if order == "none" or (order == "key" and (key is None or other.key != key)):
+                if not self._precedes(other, planned):
                     continue
                 if other.id not in seen and not now.has_given_up(other):
                     self._fail(f"order: {event} is applied before {other.id}")
@@ -123,6 +123,12 @@ class Checker:
             if letter is not None and letter.edits != edits and not self.rebuilt:
                 self._fail(f"edit: {event} is applied with edit {edits}, the letter has edit {letter.edits}")
             seen.add(event)
+
+    def _precedes(self, other: Planned, planned: Planned) -> bool:
+        """Must the other one, which was sent before, be settled first?"""
+        if self.options.order == "total":
+            return "badkey" not in (other.fate, planned.fate)
+        return self.options.order == "key" and planned.lane is not None and other.lane == planned.lane
 
     def _rank(self, planned: Planned) -> int:
         return next((rank for rank, other in enumerate(self.wanted) if other.index >= planned.index), len(self.wanted))
@@ -176,8 +182,9 @@ class Checker:
             if letter.state == "discarded" and not asked:
                 self._fail(f"discarded without being asked: {letter.event}")
             failures, attempts = self.workload.failures[letter.event], self.options.attempts
-            dead, untouched = letter.state == "dead", not self.workload.operating.touched[letter.event]
-            if dead and letter.reason == "attempts_exhausted" and failures < attempts and untouched:
+            excused = self.workload.operating.touched[letter.event] or planned.fate == "versioned"
+            exhausted = letter.state == "dead" and letter.reason == "attempts_exhausted"
+            if exhausted and failures < attempts and not excused:
                 self._fail(f"attempts: {letter.event} is dead after {failures} failures of {attempts}")
 
     def _check_derived(self, now: Seen) -> None:
@@ -197,6 +204,8 @@ class Checker:
                 self._fail(f"emission: {min(missing)} is applied and nothing was emitted")
             if not self.rebuilt and self.options.order != "none":
                 self._check_echoes(now, echoes)
+            if self.options.tail:
+                self._check_tail(echoes)
 
     def _states(self, now: Seen) -> dict[str, Any]:
         """What the function has made of the state of each key, if it saw every change before."""
@@ -210,25 +219,38 @@ class Checker:
 
     def _check_echoes(self, now: Seen, echoes: list[str]) -> None:
         """What a lane emits comes in the order of the lane."""
-        for key in {planned.key for planned in self.wanted} - {None}:
-            lane = [event for event, of, _ in now.effects if of == key]
-            emitted = [event for event in echoes if self.workload.by_id[event].key == key]
+        by_id = self.workload.by_id
+        for key in {planned.lane for planned in self.wanted} - {None}:
+            lane = [event for event, _, _ in now.effects if by_id[event].lane == key]
+            emitted = [event for event in echoes if by_id[event].lane == key]
             if lane != emitted:
                 self._fail(f"emission: key {key} emitted {emitted}, applied {lane}")
+
+    def _check_tail(self, echoes: list[str]) -> None:
+        """What the first subscription emits the second applies: once, by key in the order of the log."""
+        self.tail = [event for (event,) in self.world.disk.rows("SELECT event FROM tail ORDER BY seq")]
+        keys = {planned.key for planned in self.wanted} - {None}
+        lanes = [[event for event in self.tail if self.workload.by_id[event].key == key] for key in keys]
+        for lane in lanes:
+            if lane != sorted(lane, key=echoes.index):
+                self._fail(f"tail: applied {lane}, emitted {echoes}")
+        if len(set(self.tail)) != len(self.tail):
+            self._fail(f"tail: something is applied twice: {self.tail}")
 
     # ------------------------------------------------------------ when a handler is called
 
     def check_start(self, planned: Planned, epoch: int, attempt: int, failures: int) -> None:
         """The owner calls nobody before the predecessors in the lane are settled, and charges nobody for nothing."""
-        now, order = self.seen, self.options.order
-        if epoch == now.epoch and order != "none":
+        now = self.seen
+        if epoch == now.epoch:
             applied = {event for event, _, _ in now.effects}
             for other in self.wanted[: self._rank(planned)]:
-                if order == "key" and (planned.key is None or other.key != planned.key):
+                if not self._precedes(other, planned):
                     continue
                 if other.id not in applied and not now.has_given_up(other):
                     self._fail(f"call: {planned.id} starts before {other.id} is settled")
-        if attempt > 1 + failures and not self.workload.operating.touched[planned.id]:
+        excused = self.workload.operating.touched[planned.id] or planned.fate == "versioned"
+        if attempt > 1 + failures and not excused:
             self._fail(f"attempts: attempt {attempt} of {planned.id} after {failures} failures")
 
     # ------------------------------------------------------------ the end
@@ -239,7 +261,8 @@ class Checker:
         if any(letter.state in OPEN for letter in now.letters.values()) or now.done:
             return False
         last = max((planned.position or 0 for planned in self.workload.events), default=0)
-        return now.position >= last
+        behind = self.options.tail and len(self.tail) < len(now.echoes)
+        return now.position >= last and not behind
 
     def unsettled(self) -> str:
         """What is left, for the message."""

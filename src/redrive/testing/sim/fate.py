@@ -6,6 +6,7 @@ import random
 
 from redrive.testing.sim.options import Faults
 
+SLOW, LOST_TIME_MAX = 0.05, 0.06  # a look at the clock, seconds: enough to end a batch now and then
 STATEMENTS = 12  # of a transaction: one of the first so many fails when the disk gives up
 
 
@@ -36,6 +37,14 @@ class Fate:
     def midway(self, fate: str) -> tuple[int, bool]:
         """Which statement of a transaction fails (0: none), and whether SQLite rolls back by itself."""
         return (self.dice.randint(1, STATEMENTS), self.dice.random() < 0.5) if fate == "midway" else (0, False)
+
+    def slow(self) -> bool:
+        """Does time pass while a job runs?"""
+        return self.dice.random() < SLOW
+
+    def lost_time(self) -> float:
+        """How much of it."""
+        return self.dice.random() * LOST_TIME_MAX
 
     def power(self) -> bool:
         """Does the machine go dark now?"""

@@ -14,6 +14,8 @@ from redrive.replay.letters import LetterDesk
 from redrive.replay.rebuild import reset
 from redrive.replay.subscriptions import SubscriptionDesk
 from redrive.runner.bridge import Bridge
+from redrive.store.port import LetterRow
+from redrive.testing.sim.seen import NAME
 
 if TYPE_CHECKING:
     from redrive.testing.sim.process import Process
@@ -65,11 +67,11 @@ class Operating:
     def _job(self, deed: str, process: Process, desk: LetterDesk) -> Callable[[], Any]:
         match deed:
             case "pause":
-                return lambda: SubscriptionDesk(Operator(process.store, process.env)).pause("work")
+                return lambda: SubscriptionDesk(Operator(process.store, process.env)).pause(NAME)
             case "resume":
-                return lambda: SubscriptionDesk(Operator(process.store, process.env)).resume("work")
+                return lambda: SubscriptionDesk(Operator(process.store, process.env)).resume(NAME)
             case "reset":
-                return lambda: reset(Operator(process.store, process.env), "work", "simulated")
+                return lambda: reset(Operator(process.store, process.env), NAME, "simulated")
             case "seek":
                 return lambda: self._seek(process)
             case _:
@@ -80,6 +82,8 @@ class Operating:
         if deed == "replay all":
             for letter, _ in desk.heads():
                 self.touched[letter.event_id] += 1
+                if letter.reason == "bad_key" and self.workload.options.key_by == "field":
+                    self._edit(desk, letter, fixed=True)
             desk.replay([letter for letter, _ in desk.heads()])
             return
         closed = desk.list("discarded")
@@ -95,16 +99,19 @@ class Operating:
                 self.discards.add(letter.event_id)
                 (desk.discard if deed == "discard" else desk.resolve)(letter, "simulated")
             case "edit":
-                edits = 1 + max((revision.rev for revision in desk.edits(letter)), default=0)
-                fixed = self.dice.random() < 0.7
-                desk.edit(letter, {"fixed": fixed, "edits": edits}, "simulated")
+                self._edit(desk, letter, fixed=self.dice.random() < 0.7)
             case "reopen":
                 desk.reopen(letter, "simulated")
         self.touched[letter.event_id] += 1
+
+    def _edit(self, desk: LetterDesk, letter: LetterRow, *, fixed: bool) -> None:
+        edits = 1 + max((revision.rev for revision in desk.edits(letter)), default=0)
+        key = self.workload.by_id[letter.event_id].key
+        desk.edit(letter, {"fixed": fixed, "edits": edits, "k": key}, "simulated")
 
     def _seek(self, process: Process) -> None:
         """A little forward, or back to anywhere: refused where that would apply something twice."""
         position = self.workload.checker.seen.position
         target = position + self.dice.randint(1, 3) if self.dice.random() < 0.5 else self.dice.randint(0, position)
         self.skips += 1  # by the time it is done, it may lead forward
-        SubscriptionDesk(Operator(process.store, process.env)).seek("work", target, "simulated")
+        SubscriptionDesk(Operator(process.store, process.env)).seek(NAME, target, "simulated")

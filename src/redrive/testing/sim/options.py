@@ -41,6 +41,8 @@ class Options:
     state: bool
     wraps: bool  # the state is deleted at every third event of a key
     emit: bool
+    tail: bool  # a second subscription applies what the first one emits
+    key_by: str  # where the key is: "" with the event, "field" in its data, "function" asks a function
     timeout: float | None
     attempts: int
     events: int
@@ -77,6 +79,8 @@ class Options:
             state=handler and dice.random() < 0.6,
             wraps=dice.random() < 0.5,
             emit=dice.random() < 0.5,
+            tail=dice.random() < 0.4,
+            key_by=dice.choice(["", "", "", "field", "function"]),
             timeout=0.4 if kind == "async" and dice.random() < 0.3 else None,
             attempts=dice.randint(2, 3),
             events=dice.randint(6, 14),
@@ -108,6 +112,7 @@ class Options:
         return replace(
             self,
             state=self.state and self.handler,
+            tail=self.tail and self.emit,
             concurrency=self.concurrency if self.handler and self.order != "total" else 1,
             timeout=self.timeout if self.kind == "async" else None,
         )

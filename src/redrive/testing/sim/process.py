@@ -34,17 +34,21 @@ class Crash(BaseException):
 class SkewedClock:
     """The world's time, seen by a process whose wall clock may be wrong."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, process: Process) -> None:
+        self._world = process.world
+        self._process = process
         self.skew = 0.0
+        self._drift = 0.0
 
     def now(self) -> float:
         """Wall time as this process sees it."""
         return self._world.clock.now() + self.skew
 
     def monotonic(self) -> float:
-        """The same for everybody."""
-        return self._world.clock.monotonic()
+        """What passes between two looks of a job that the world does not see: a slow function, a busy machine."""
+        if self._process.in_job and self._world.fate.slow():
+            self._drift += self._world.fate.lost_time()
+        return self._world.clock.monotonic() + self._drift
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ class Process:
         self.dead = False
         self.frozen_until = 0.0
         self.in_job = False
-        self.clock = SkewedClock(world)
+        self.clock = SkewedClock(self)
         dice = random.Random(f"{world.seed}/{self.owner}")
         self.env = SimEnv(self.clock, dice, self.owner, BOOT, world.is_dead)
         self.store = SimStore(self)

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from redrive.testing.sim.disk import Disk
 
 OPEN = ("retrying", "dead")
+NAME = "work"
+PROGRESS = """SELECT subscription, position, epoch, owner, lease_until, applied, ignored, started_from
+FROM redrive_progress JOIN redrive_subscriptions s ON s.id = subscription WHERE s.name = ?"""
 ECHOES = "SELECT key, data FROM redrive_events WHERE type = 'echo' ORDER BY position"
 
 
@@ -22,6 +25,11 @@ class Planned:
     fate: str
     times: int
     position: int | None = None  # known once the append is acknowledged
+
+    @property
+    def lane(self) -> str | None:
+        """In whose order it stands: without a usable key it is in a lane of its own."""
+        return None if self.fate == "badkey" else self.key
 
 
 class Letter(NamedTuple):
@@ -85,19 +93,20 @@ NOTHING = Seen(0, 0, None, 0.0, 0, 0, 0, (), frozenset(), {}, (), (), ())
 def look(disk: Disk, forgotten: set[int]) -> Seen:
     """Read everything; effects that an operator's seek has taken back are left out."""
     rows = disk.rows
-    progress = rows("SELECT position, epoch, owner, lease_until, applied, ignored, started_from FROM redrive_progress")
+    progress = rows(PROGRESS, NAME)
     if not progress:
         return NOTHING
-    position, epoch, owner, until, applied, ignored, start = progress[0]
+    number, position, epoch, owner, until, applied, ignored, start = progress[0]
     letters = rows(
         "SELECT event_id, state, reason, attempts, rev, edits, replaying FROM redrive_letters"
-        " WHERE state <> 'superseded'"
+        " WHERE subscription = ? AND state <> 'superseded'",
+        number,
     )
     effects = rows("SELECT seq, event, key, edits FROM effects ORDER BY seq")
     return Seen(
         position, epoch, owner, until, applied, ignored, start,
         effects=tuple((event, key, edits) for seq, event, key, edits in effects if seq not in forgotten),
-        done=frozenset(position for (position,) in rows("SELECT position FROM redrive_done")),
+        done=frozenset(row[0] for row in rows("SELECT position FROM redrive_done WHERE subscription = ?", number)),
         letters={row[0]: Letter(*row) for row in letters},
         states=tuple((key, data) for key, data in rows("SELECT key, data FROM redrive_state")),
         echoes=tuple((key, data) for key, data in rows(ECHOES)),

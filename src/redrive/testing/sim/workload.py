@@ -23,17 +23,19 @@ from redrive.testing.sim.checker import WRAP, Checker
 from redrive.testing.sim.operator import Operating
 from redrive.testing.sim.options import Options
 from redrive.testing.sim.process import Process
-from redrive.testing.sim.seen import Planned
+from redrive.testing.sim.seen import NAME, Planned
 from redrive.testing.sim.world import World
 
-NAME = "work"
 COLUMNS = "seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, key TEXT, edits INTEGER NOT NULL"
 TABLES = f"""CREATE TABLE effects ({COLUMNS});
+CREATE TABLE tail (seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL);
 CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1))"""
+TAIL = "INSERT INTO tail (event) VALUES (?)"
+SHARED = "S"  # a key of the other log that all keys of this one write to
 EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
 PICKY = "INSERT INTO picky VALUES (?, ?)"
 DRAIN_MAX = 120.0  # seconds of virtual time in which everything must come to its end once the faults are over
-ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted", "stubborn")
+ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted", "stubborn", "versioned", "badkey")
 
 
 class Planted(Exception):
@@ -62,6 +64,8 @@ def plan(options: Options, dice: random.Random) -> list[Planned]:
         elif chance < options.poison + options.flaky + options.odd:
             fate, times = dice.choice(ODD), 1
         key = None if dice.random() < options.keyless else "ABC"[dice.randrange(options.keys)]
+        if fate == "badkey" and not options.key_by:
+            fate = "ok"
         kind = fate if fate in ("junk", "unwanted") else "thing"
         planned.append(Planned(index, f"e{index}", key, kind, fate, times))
     return planned
@@ -90,7 +94,10 @@ class Workload:
         common: dict[str, Any] = {
             "name": NAME, "order": self.options.order, "letters": rules(discard=["junk"]),
             "retry": retry(attempts=self.options.attempts, wait="100ms", wait_max="300ms"),
+            "key_by": {"": None, "field": "k", "function": self._key}[self.options.key_by],
         }  # fmt: skip
+        if self.options.tail:
+            app.projection(out, name="tail")(lambda event, tx: tx.execute(TAIL, (event.data["of"],)))
         types = ("thing", "junk")
         match self.options.kind:
             case "async":
@@ -110,18 +117,28 @@ class Workload:
 
                 app.projection(source, *types, tables={"effects": COLUMNS}, batch=kind == "batch", **common)(function)
 
+    def _key(self, event: Event[Any]) -> str | None:
+        """A key function with a bug, until it is repaired."""
+        planned = self.by_id[event.id]
+        if planned.fate == "badkey" and not self._repaired(event):
+            raise Planted("no key")
+        return planned.key
+
     def _projection(self, process: Process, out: Log) -> Callable[[Any, Any], None]:
         def project(event: Event[Any], tx: Any) -> None:
-            effect = (event.id, event.key, event.data.get("edits", 0))
+            planned = self.by_id[event.id]
+            effect = (event.id, planned.key, event.data.get("edits", 0))
             try:
                 tx.execute(EFFECT, effect)
             except sqlite3.Error:
-                if self.by_id[event.id].fate != "stubborn":
+                if planned.fate != "stubborn":
                     raise
                 tx.execute(EFFECT, effect)  # it must not matter that SQLite may have ended the transaction
             if self.options.emit:
-                tx.emit(out, "echo", {"of": event.id}, key=event.key)
-            if self.by_id[event.id].fate == "picky":
+                version = len(out.read_key(SHARED)) if planned.fate == "versioned" else None
+                key = planned.key if version is None else SHARED
+                tx.emit(out, "echo", {"of": event.id}, key=key, expected_version=version)
+            if planned.fate == "picky":
                 self._count_failure(event, fails=not self._repaired(event))
                 tx.execute(PICKY, (event.id, int(self._repaired(event))))
             self._judge(event)
@@ -171,15 +188,19 @@ class Workload:
         await asyncio.sleep(seconds)
 
     def _ask(self, ctx: Any, event: Event[Any], out: Log) -> None:
-        ctx.execute(EFFECT, (event.id, event.key, event.data.get("edits", 0)))
+        planned = self.by_id[event.id]
+        ctx.execute(EFFECT, (event.id, planned.key, event.data.get("edits", 0)))
         if self.options.state and ctx.key is not None:
             ctx.state["n"] = ctx.state.get("n", 0) + 1
             ctx.state.setdefault("first", event.id)
             if self.options.wraps and ctx.state["n"] == WRAP:
                 ctx.state.clear()
         if self.options.emit:
-            ctx.emit(out, "echo", {"of": event.id})
-        if self.by_id[event.id].fate == "picky":
+            version = len(out.read_key(SHARED)) if planned.fate == "versioned" else None
+            ctx.emit(
+                out, "echo", {"of": event.id}, key=planned.key if version is None else SHARED, expected_version=version
+            )
+        if planned.fate == "picky":
             ctx.execute(PICKY, (event.id, int(self._repaired(event))))
             self._count_failure(event, fails=not self._repaired(event))
 
@@ -214,7 +235,9 @@ class Workload:
 
     def _start(self, process: Process, event: Event[Any], ctx: Any) -> Call:
         planned = self.by_id[event.id]
-        lane = {"key": event.key or event.id, "total": "*", "none": event.id}[self.options.order]
+        lane = {"key": planned.lane or event.id, "total": "*", "none": event.id}[self.options.order]
+        if planned.fate == "badkey":
+            lane = event.id
         call = Call(process, event.id, lane, ctx.epoch)
         world, checker = self.world, self.checker
         world.note(process.owner, "calls", event.id, ctx.attempt)
@@ -223,7 +246,7 @@ class Workload:
             world.fail(f"one call per lane: {event.id} starts while {running.event} runs in {process.owner}")
         self.running[process.owner, lane] = call
         checker.check_start(planned, ctx.epoch, ctx.attempt, self.failures[event.id])
-        excused = planned.fate == "picky" or (self.options.order == "none" and self.options.state)
+        excused = planned.fate in ("picky", "versioned") or (self.options.order == "none" and self.options.state)
         excused = excused or self.operating.touched[event.id] > 0  # the attempt lost to an operator
         if (process.owner, ctx.epoch, event.id) in self.good and not excused:
             world.fail(f"called again: {event.id} had succeeded in this epoch and nothing went wrong since")
@@ -269,7 +292,9 @@ class Workload:
     async def _append(self, process: Process, planned: Planned) -> int | None:
         app = App(":memory:", settings=self.options.settings(), env=process.env, inline=True)
         app.runtime._store = process.store
-        appending = app.log("in").append_async(planned.type, {"n": planned.index}, key=planned.key, id=planned.id)
+        data = {"n": planned.index} if planned.fate == "badkey" else {"n": planned.index, "k": planned.key}
+        key = None if self.options.key_by else planned.key
+        appending = app.log("in").append_async(planned.type, data, key=key, id=planned.id)
         try:
             event = await asyncio.wait_for(appending, 5.0)
         except (StoreError, TimeoutError):  # no answer: ask again with the same id
