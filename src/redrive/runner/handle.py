@@ -32,7 +32,6 @@ class Handling:
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
         self.desk = Desk(duty)
-        self.caught_up = False
         self.lane_full = ""
         self.halt = ""
 

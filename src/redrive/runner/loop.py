@@ -14,6 +14,7 @@ from typing import Any
 
 from redrive.errors import StoreError
 from redrive.observe import signals as sig
+from redrive.policy.lease import renew_at
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
 from redrive.runner.controls import perform
@@ -44,7 +45,7 @@ class Loop:
         return self.duty.engine.env.clock.monotonic()
 
     def _plan_renewal(self) -> None:
-        self._renew_at = self._monotonic() + self.duty.engine.settings.lease / 3
+        self._renew_at = renew_at(self._monotonic(), self.duty.engine.settings.lease)
 
     async def renew_if_due(self) -> None:
         """A third of the lease is over: renew it, two tries may fail. A clock set back is noticed here, too."""
