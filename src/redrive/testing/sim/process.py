@@ -194,6 +194,6 @@ class SimStore(SqliteStore):
                 process.die(f"at {where}")
             case "error":
                 raise StoreBusy("simulated: the write lock is taken")
-            case "stall" if process.in_job:
+            case "stall" if process.in_job and not world.disk.connection.in_transaction:  # others would wait for it
                 world.stall(process)
         process.check_alive()
