@@ -47,6 +47,7 @@ from redrive.testing.simulator import simulate
 SEEDS_MAX = 2_000
 OURS = ("AttributeError", "NameError", "TypeError", "ImportError")  # errors of the mutant itself prove nothing
 FLAKY_DISK = Faults(error=0.1, unknown=0.05, crash=0.004, chaos=0.3)
+SICK_DISK = Faults(midway=0.1)
 TAKE_OVERS = Faults(stall=0.3, chaos=2.0)
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -394,7 +395,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(redrive.runner.duty, "rebased", believe)
 
 
-@mutant("a letter that cannot be written is dropped", "24")
+@mutant("a letter that cannot be written is dropped", "24", poison=0.3, faults=SICK_DISK)
 def _(patch: pytest.MonkeyPatch) -> None:
     add = Letters.add
 

@@ -77,7 +77,7 @@ class Checker:
     def _check_lease(self, before: Seen, now: Seen, process: Process) -> None:
         """A lease that is kept by a living owner is not taken away."""
         taken = now.epoch > before.epoch and before.owner not in (None, now.owner)
-        unchanged = self.world.clock.monotonic() - self.renewed_at
+        unchanged = self.world.clock.monotonic() + process.clock.drift - self.renewed_at  # by the taker's own watch
         lapsed = process.clock.now() >= before.until or unchanged >= self.options.lease
         if taken and not lapsed and not self.world.is_dead(str(before.owner)):
             self._fail(

@@ -38,7 +38,7 @@ class SkewedClock:
         self._world = process.world
         self._process = process
         self.skew = 0.0
-        self._drift = 0.0
+        self.drift = 0.0
 
     def now(self) -> float:
         """Wall time as this process sees it."""
@@ -47,8 +47,8 @@ class SkewedClock:
     def monotonic(self) -> float:
         """What passes between two looks of a job that the world does not see: a slow function, a busy machine."""
         if self._process.in_job and self._world.fate.slow():
-            self._drift += self._world.fate.lost_time()
-        return self._world.clock.monotonic() + self._drift
+            self.drift += self._world.fate.lost_time()
+        return self._world.clock.monotonic() + self.drift
 
 
 @dataclass(slots=True)
