@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from redrive.errors import CommitUnknown, StoreBusy, StoreError, UsageError
+from redrive.errors import CommitUnknown, EventError, StoreBusy, StoreError, UsageError
 from redrive.failpoints import hit
 from redrive.store.books import Books
 from redrive.store.keyed import Keyed
@@ -295,34 +295,47 @@ class SqliteStore:
 
     def append_group(self, group: list[Appending]) -> None:
         """One FULL transaction for many callers; one caller's error is only its own."""
-        outcomes: list[tuple[Any, BaseException | None]] = []
+        outcomes: list[tuple[Any, BaseException | None]]
         try:
-            with self.transaction() as tx:
-                hit("append.begun")
-                repeated = False
-                for appending in group:
-                    try:
-                        if len(group) > 1:
-                            tx.savepoint()
-                        rows, again = tx.logs.append(appending.log, appending.events)
-                        repeated = repeated or again
-                        outcomes.append((rows, None))
-                    except Exception as error:
-                        if len(group) == 1 or self.is_the_world(error):
-                            raise
-                        tx.undo()
-                        tx.logs.forget()
-                        outcomes.append((None, error))
-                    if len(group) > 1:
-                        tx.keep()
-                if repeated:  # the earlier copy may have been written by a NORMAL transaction: sync before answering
-                    tx.sql.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
-                hit("append.before_commit")
-            hit("append.committed")
+            try:
+                outcomes = self._append_all(group, isolate=False)
+            except (
+                EventError,
+                UsageError,
+            ):  # somebody's event is refused: the others once more, each behind a savepoint
+                if len(group) == 1:
+                    raise
+                outcomes = self._append_all(group, isolate=True)
         except BaseException as error:
             outcomes = [(None, error)] * len(group)
         for appending, (rows, failure) in zip(group, outcomes, strict=True):
             appending.done(rows, failure)
+
+    def _append_all(self, group: list[Appending], *, isolate: bool) -> list[tuple[Any, BaseException | None]]:
+        outcomes: list[tuple[Any, BaseException | None]] = []
+        with self.transaction() as tx:
+            hit("append.begun")
+            repeated = False
+            for appending in group:
+                if isolate:
+                    tx.savepoint()
+                try:
+                    rows, again = tx.logs.append(appending.log, appending.events)
+                    repeated = repeated or again
+                    outcomes.append((rows, None))
+                except (EventError, UsageError) as error:
+                    if not isolate:
+                        raise
+                    tx.undo()
+                    tx.logs.forget()
+                    outcomes.append((None, error))
+                if isolate:
+                    tx.keep()
+            if repeated:  # the earlier copy may have been written by a NORMAL transaction: sync before answering
+                tx.sql.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
+            hit("append.before_commit")
+        hit("append.committed")
+        return outcomes
 
     def close(self) -> None:
         """Finish what was submitted, checkpoint, close."""
