@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from redrive.runner.duty import Duty, Work
+from redrive.subscription import TOTAL_LANE
 
 
 class Desk:
@@ -25,7 +26,7 @@ class Desk:
         self._queued = 0
         self._following: Counter[str] = Counter()
         self._lanes = duty.lanes
-        self._keyed = duty.subscription.order == "key"
+        self._keyed, self._total = duty.subscription.order == "key", duty.subscription.order == "total"
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.outbox) + len(self.running) + len(self.alone) + self._queued
@@ -163,5 +164,7 @@ class Desk:
         if work.lane is not None:
             return work.lane
         if work.head is not None:  # one that got a usable key since shares state with the lane of that key
+            if self._total:
+                return TOTAL_LANE
             return work.key if self._keyed and work.key is not None else work.head.letter
         return f"\0{work.key}" if work.reruns and work.key is not None else None  # no lane has such a name
