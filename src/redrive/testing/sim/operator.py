@@ -78,15 +78,15 @@ class Operating:
                 return lambda: self._letter(deed, desk)
 
     def _letter(self, deed: str, desk: LetterDesk) -> None:
-        dead, retrying = desk.list("dead"), desk.list("retrying")
+        dead, retrying = desk.list("dead", NAME), desk.list("retrying", NAME)
         if deed == "replay all":
             for letter, _ in desk.heads():
-                self.touched[letter.event_id] += 1
+                self.touched[letter.event_id] += 1  # the second subscription has letters only for crashes
                 if letter.reason == "bad_key" and self.workload.options.key_by == "field":
                     self._edit(desk, letter, fixed=True)
             desk.replay([letter for letter, _ in desk.heads()])
             return
-        closed = desk.list("discarded")
+        closed = desk.list("discarded", NAME)
         candidates = {"replay": dead, "reopen": closed}.get(deed, dead + retrying)
         if not candidates:
             return
