@@ -28,7 +28,7 @@ def draw(path: Path, rates: Mapping[str, float], found: Sequence[Result]) -> Non
     left.barh(names, [rates[name] for name in names], color=[KINDS.get(name, OURS) for name in names])
     for name in names:
         left.text(rates[name] * 1.08, name, f"{rates[name]:,.0f}", va="center", fontsize=8)
-    left.set(xscale="log", title="events per second (grey: by hand, brown: other libraries)")
+    left.set(xscale="log", title="events/s (grey: by hand, brown: others)")
     left.set_xlim(right=max(rates.values()) * 6)
 
     shown = list(found)[::-1]
@@ -39,7 +39,7 @@ def draw(path: Path, rates: Mapping[str, float], found: Sequence[Result]) -> Non
         if result.row.goal is not None:
             right.plot(_score(result, result.row.goal), index, "|", color="black", markersize=12)
     right.axvline(1, color="black", linewidth=1)
-    right.set(xscale="log", title="times better than what must be reached ( | goal )")
+    right.set(xscale="log", title="times better than it must be ( | goal )")
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
