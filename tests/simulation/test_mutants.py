@@ -19,9 +19,12 @@ import redrive.context
 import redrive.policy.decide
 import redrive.policy.lanes
 import redrive.runner.call
+import redrive.runner.controls
 import redrive.runner.handle
 import redrive.runner.leases
 import redrive.runner.settle
+import redrive.testing.sim.disk
+import redrive.testing.sim.workload
 from redrive.context import Emission
 from redrive.errors import CommitUnknown, StoreError
 from redrive.policy import outcome as out
@@ -49,6 +52,11 @@ OURS = ("AttributeError", "NameError", "TypeError", "ImportError")  # errors of 
 FLAKY_DISK = Faults(error=0.1, unknown=0.05, crash=0.004, chaos=0.3)
 SICK_DISK = Faults(midway=0.1)
 TAKE_OVERS = Faults(stall=0.3, chaos=2.0)
+STATES: dict[str, Any] = {
+    "kind": "async", "order": "none", "state": True, "wraps": True, "keys": 1, "concurrency": 3, "call": 0.1,
+}  # fmt: skip
+STUBBORN: dict[str, Any] = {"kind": "projection", "poison": 0.0, "flaky": 0.0, "odd": 1.0, "faults": SICK_DISK}
+REBUILDS: dict[str, Any] = {"kind": "projection", "emit": True, "operate_every": 0.1}
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -406,6 +414,63 @@ def _(patch: pytest.MonkeyPatch) -> None:
             return 0
 
     patch.setattr(Letters, "add", careless)
+
+
+# ---------------------------------------------------------------- bugs that were real once
+
+
+@mutant("a letter is reopened while its predecessors come round again", "8", kind="projection", operate_every=0.1)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(redrive.runner.controls, "_is_idle", lambda duty, letter, busy: not busy(letter.lane, letter.id))
+
+
+@mutant("any lease counts as the one that was watched", "8", faults=FLAKY_DISK)
+def _(patch: pytest.MonkeyPatch) -> None:
+    take = redrive.runner.leases.take
+
+    def forgetful(engine: Engine, subscription: Subscription, row: Subscribed, watched: Any, since: float) -> Any:
+        with engine.store.reading() as tx:
+            return take(engine, subscription, row, lease_of(tx.progress.get(row.id)), since)
+
+    patch.setattr(redrive.runner.leases, "take", forgetful)
+
+
+@mutant("a discard that is reopened after a rebuild stays silent", "19", **REBUILDS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "letters_unheard", "OR (state <> 'superseded'", "OR (0")
+
+
+@mutant("versions of a state come back after it was deleted", "15", **STATES)
+def _(patch: pytest.MonkeyPatch) -> None:
+    save, save_all, effects = Keyed.save, Keyed.save_all, Settling.effects
+
+    def save_one(self: Keyed, subscription: int, key: str, version: int, data: bytes, position: int) -> bool:
+        return save(self, subscription, key, version, data, version + 1)
+
+    def save_many(self: Keyed, subscription: int, states: Any) -> bool:
+        return save_all(self, subscription, [(key, v, data, v + 1) for key, v, data, _ in states])
+
+    def remember(self: Settling, work: Work, *, together: bool) -> None:
+        effects(self, work, together=together)
+        if work.effects is not None and work.effects.state is not None:
+            key, version, data = work.effects.state
+            self._states[-1] = (key, (version + 1, data) if data else (0, b""))
+
+    patch.setattr(Keyed, "save", save_one)
+    patch.setattr(Keyed, "save_all", save_many)
+    patch.setattr(Settling, "effects", remember)
+
+
+@mutant("conflicts over a state spend attempts", "15", **STATES)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(redrive.runner.handle, "StateConflict", type("Nothing", (Exception,), {}))
+
+
+@mutant("SQLite may end a transaction and a function go on", "1", **STUBBORN)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(redrive.testing.sim.disk, "ISOLATION", None)
+    patch.setattr(SqliteStore, "_has_ended", lambda self: False)
+    patch.setattr(redrive.testing.sim.workload, "ODD", ("stubborn",))
 
 
 # ---------------------------------------------------------------- the hunt
