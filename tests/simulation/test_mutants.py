@@ -1,6 +1,6 @@
 """Mutants: break a rule of the protocol on purpose, and the simulator must notice within so many seeds.
 
-The rules are numbered as in `docs/guarantees.md`. A mutant that survives means that the simulator has become
+The rules are numbered as in `docs/simulation.md`. A mutant that survives means that the simulator has become
 blind, or that the rule has become unnecessary; both are worth knowing. The run prints what each one took.
 """
 
