@@ -350,6 +350,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimStore, "append_group", lazy)
 
 
+@mutant("a dead letter is announced before it is durable", "12", kind="projection", emit=False, poison=0.3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SqliteStore, "sync", lambda self: None)
+
+
 # ---------------------------------------------------------------- 15, 16: keyed state, groups
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from redrive.errors import UsageError
-from redrive.testing.sim.options import Options
+from redrive.testing.sim.options import Faults, Options
 from redrive.testing.simulator import Result, simulate
 
 SCHEDULES = int(os.environ.get("REDRIVE_TEST_SCHEDULES", "2000"))
@@ -85,6 +85,14 @@ def test_a_calm_world_keeps_its_promises_too() -> None:
         result = simulate(seed, faults=Options.of(seed).faults.scaled(0.0), operate_every=1e6)
         check_kept(result)
         assert result.deaths == 0 or Options.of(seed).odd  # an event may ask its process to exit
+
+
+def test_nobody_waits_for_a_lease_to_do_what_could_be_done_now() -> None:
+    """Leases of ten minutes: what is done within seconds was not woken by a renewal or a take-over."""
+    for seed in range(100):
+        result = simulate(seed, lease=600.0, poll=0.05, faults=Faults())
+        check_kept(result)
+        assert result.seconds < result.options.phase + 15
 
 
 def test_the_world_is_as_bad_as_it_claims() -> None:

@@ -31,6 +31,7 @@ class Checker:
         self.overtaken = 0  # leases taken from owners that stood still: as good as dead to whoever takes them
         self.forgotten: set[int] = set()
         self.tail: list[str] = []
+        self.announced: dict[int, int] = {}  # letters that were said to be dead, with the attempt
         self.rebuilt = False  # an operator took the subscription back: what was applied may be applied again
 
     # ------------------------------------------------------------ after a commit
@@ -96,7 +97,14 @@ class Checker:
                 self._fail(f"replay: {event} goes on after its one attempt")
 
     def start_over(self) -> None:
-        """The database went back by a power cut: what is there now was checked when it was new."""
+        """The database went back by a power cut: what is there now was checked when it was new.
+
+        A dead letter that somebody was told of is still there.
+        """
+        kept = dict(self.world.disk.rows("SELECT id, attempts FROM redrive_letters"))
+        for letter, attempt in self.announced.items():
+            if kept.get(letter, 0) < attempt:
+                self._fail(f"durability: letter {letter} was announced as dead, attempt {attempt}, and is gone")
         self.seen = self._look()
         self._check_ledger(self.seen)
         self._check_derived(self.seen)

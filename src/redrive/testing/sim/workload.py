@@ -16,6 +16,7 @@ from typing import Any
 from redrive.app import App
 from redrive.errors import Ignore, Reject, RetryLater, StoreError
 from redrive.event import Event
+from redrive.observe.signals import Buried, Signal
 from redrive.policy.retry import retry
 from redrive.policy.rules import rules
 from redrive.sources.log import Log
@@ -245,6 +246,9 @@ class Workload:
         if running is not None:
             world.fail(f"one call per lane: {event.id} starts while {running.event} runs in {process.owner}")
         self.running[process.owner, lane] = call
+        edits = event.data.get("edits", 0)
+        if ctx.idempotency_key != f"{NAME}:{event.id}" + (f":{edits}" if edits else ""):
+            world.fail(f"idempotency key: {ctx.idempotency_key} for edit {edits} of {event.id}")
         checker.check_start(planned, ctx.epoch, ctx.attempt, self.failures[event.id])
         excused = planned.fate in ("picky", "versioned") or (self.options.order == "none" and self.options.state)
         excused = excused or self.operating.touched[event.id] > 0  # the attempt lost to an operator
@@ -272,6 +276,10 @@ class Workload:
 
     def committed(self, process: Process) -> None:
         self.checker.check(process)
+
+    def heard(self, signal: Signal) -> None:
+        if isinstance(signal, Buried):
+            self.checker.announced[signal.letter] = signal.attempt
 
     def power_cut(self) -> None:
         self.checker.start_over()

@@ -48,6 +48,10 @@ class Scenario(Protocol):
         """Look at the database after a commit; `world.fail` if it is wrong."""
         ...
 
+    def heard(self, signal: Signal) -> None:
+        """A living worker has told the world of this."""
+        ...
+
     def power_cut(self) -> None:
         """The database went back to what was synced."""
         ...
@@ -223,6 +227,7 @@ class World:
 
     def _hear(self, process: Process, signal: Signal) -> None:
         self.note(process.owner, type(signal).__name__, str(signal))
+        self.scenario.heard(signal)
         if isinstance(signal, Halted) and signal.reason.startswith("bug"):
             self.fail(f"bug: {signal.subscription} halted by {signal.reason}")
 
