@@ -88,7 +88,6 @@ class World:
 
     def run(self) -> None:
         """From the first process to the last check."""
-        asyncio.set_event_loop(None)
         self.loop.set_exception_handler(self._unheard)
         self._over = self.loop.create_future()
         try:
@@ -286,6 +285,8 @@ class World:
     def committed(self, process: Process, *, durable: bool) -> None:
         """Called after every commit, before anybody learns of it."""
         self.commits += 1
+        if process.dead:
+            self.fail(f"a dead process committed: {process.owner}")
         if self.commits > COMMITS_MAX:
             self.fail("livelock: commits without end")
         if durable:
