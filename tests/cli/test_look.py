@@ -70,7 +70,7 @@ def test_a_sound_store_is_verified(inside: Any, store: str) -> None:
 
 
 def test_a_violation_has_an_exit_code_of_its_own_and_its_positions(inside: Any, store: str) -> None:
-    damage(store, "INSERT INTO redrive_done VALUES (1, 2)")
+    damage(store, "INSERT INTO redrive_done_chunks VALUES (1, 0, '001' || substr(hex(zeroblob(255)), 1, 509))")
     answer = inside("verify", "--store", store)
     assert answer.code == 3
     assert "1 violation" in answer.out

@@ -85,7 +85,7 @@ def test_what_was_settled_out_of_order_keeps_the_filter_it_was_asked_by(tmp_path
         harness.run_until_idle()
         with store.transaction() as tx:  # as if the first had never come back: progress before it, the others done
             tx.connection.execute("UPDATE redrive_progress SET position = 0, anchor = NULL, applied = 3")
-            tx.connection.execute("INSERT INTO redrive_done VALUES (1, 2), (1, 3), (1, 4)")
+            tx.progress.done.add(1, [2, 3, 4])
     app = watcher("a")
     with Harness(app, path) as harness:
         harness.run_until_idle()

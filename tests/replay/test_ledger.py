@@ -93,8 +93,8 @@ DAMAGES = {
     "an applied event that was deleted": ("balance", "DELETE FROM redrive_events WHERE position = 1"),
     "an event whose type was changed": ("lost_events", "UPDATE redrive_events SET type = 'x' WHERE position = 2"),
     "versions with a hole": ("log_holes", "UPDATE redrive_events SET version = 7 WHERE position = 3"),
-    "a done row below the progress": ("stale_done", "INSERT INTO redrive_done VALUES (1, 2)"),
-    "a done row without an event": ("empty_done", "INSERT INTO redrive_done VALUES (1, 5000)"),
+    "a done row below the progress": ("stale_done", "INSERT INTO redrive_done_chunks VALUES (1, 0, '001' || substr(hex(zeroblob(255)), 1, 509))"),  # noqa: E501
+    "a done row without an event": ("empty_done", "INSERT INTO redrive_done_chunks VALUES (1, 9, hex(zeroblob(196)) || '1' || substr(hex(zeroblob(60)), 1, 119))"),  # noqa: E501
     "a dead letter without history": ("unexplained", "DELETE FROM redrive_attempts"),
     "a discard without a name": ("unsigned", "UPDATE redrive_letters SET resolved_by = NULL WHERE state = 'discarded'"),
     "an edit that is gone": ("lost_edits", "DELETE FROM redrive_edits"),

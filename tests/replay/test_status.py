@@ -65,5 +65,5 @@ def test_events_settled_out_of_order_are_no_lag(bank: Any) -> None:
     bank.run()
     with bank.app.runtime.store.transaction() as tx:
         tx.connection.execute("UPDATE redrive_progress SET position = 0")
-        tx.connection.execute("INSERT INTO redrive_done VALUES (1, 2)")
+        tx.progress.done.add(1, [2])
     assert of(bank).lag_events == 1

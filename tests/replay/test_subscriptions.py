@@ -153,7 +153,7 @@ def test_seeking_forward_leaves_what_is_settled_already(watch: Watch) -> None:
     watch.run()
     watch.fill(6)
     with watch.app.runtime.store.transaction() as tx:  # 2 and 5 were settled out of order
-        tx.connection.execute("INSERT INTO redrive_done VALUES (1, 2), (1, 5)")
+        tx.progress.done.add(1, [2, 5])
         tx.connection.execute("UPDATE redrive_progress SET applied = 2")
     sought = watch.desk.subscriptions.seek("watch", "now", "skip the rest")
     assert sought.discarded == 4

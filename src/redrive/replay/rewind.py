@@ -7,10 +7,13 @@ discarded stays discarded: intake finds it done. The epoch grows, so a former ow
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from redrive.store.filters import Asked
 from redrive.store.letters import WAS_OPEN, WAS_SETTLED
 from redrive.store.port import StoreTx, Subscribed
+
+PAGE = 10_000  # positions marked at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,9 @@ def take_back(tx: StoreTx, row: Subscribed, to: int, asked: Asked, now: float, *
     marks = {"subscription": row.id, "was_open": WAS_OPEN, "was_settled": WAS_SETTLED}
     tx.sql.run("letters_heard", {**marks, "progress": tx.progress.get(row.id).position})
     superseded = tx.sql.run("letters_supersede", {**marks, "above": to, "now": now})
-    tx.sql.run("done_clear", {"subscription": row.id, "above": -1})
-    tx.sql.run("done_discarded", {"subscription": row.id, "above": to})
+    tx.progress.done.clear(row.id)
+    discarded = tx.sql.all("letters_discarded", {"subscription": row.id, "above": to})
+    tx.progress.done.add(row.id, [position for (position,) in discarded])
     for skipped in ranges(tx, row.id):
         _keep_skipped(tx, row.id, log, skipped, asked, to)
     tx.keyed.excuse(row.id)  # whoever runs something now is fenced, not crashed
@@ -48,15 +52,23 @@ def take_back(tx: StoreTx, row: Subscribed, to: int, asked: Asked, now: float, *
 
 
 def _keep_skipped(tx: StoreTx, subscription: int, log: int, skipped: Range, asked: Asked, to: int) -> None:
-    """A skipped range stays skipped: done rows for what the filter asks for in it now."""
+    """A skipped range stays skipped: marks on what the filter asks for in it now."""
     discarded = 0
     for low, high, event_type, count in asked.types(tx, log, skipped.above, skipped.upto):
         discarded += count
         if high > to:
-            values = {"subscription": subscription, "log": log, "above": max(low, to), "upto": high, "type": event_type}
-            tx.sql.run("done_range", values)
+            _mark(tx, subscription, {"log": log, "above": max(low, to), "upto": high, "type": event_type})
     values = {
         "subscription": subscription, "from_position": skipped.above, "to_position": skipped.upto,
         "discarded": discarded,
     }  # fmt: skip
     tx.sql.run("range_set", values)
+
+
+def _mark(tx: StoreTx, subscription: int, which: dict[str, Any]) -> None:
+    """Mark the events of a range as done, a page at a time: there may be millions."""
+    positions = [which["above"]]
+    while positions:
+        page = {**which, "above": positions[-1], "limit": PAGE}
+        positions = [position for (position,) in tx.sql.all("events_of_type", page)]
+        tx.progress.done.add(subscription, positions)

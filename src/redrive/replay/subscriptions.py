@@ -168,7 +168,7 @@ class SubscriptionDesk:
         if target == was.position:
             return 0
         log, asked = tx.logs.id_of(row.source), Asked(tx.progress.filters(row.id))
-        settled = [position for position in tx.progress.done(row.id) if position <= target]
+        settled = [position for position in tx.progress.done.all(row.id) if position <= target]
         total = 0
         for above, upto in zip([was.position, *settled], [*(p - 1 for p in settled), target], strict=True):
             discarded = asked.count(tx, log, above, upto)
@@ -179,7 +179,7 @@ class SubscriptionDesk:
             audit = self._operator.audit(tx, "skip", row.name, f"positions {above + 1} to {upto}", reason, details)
             values = {"from_position": above, "to_position": upto, "discarded": discarded, "audit": audit}
             tx.sql.run("range_add", {"subscription": row.id, **values})
-        tx.sql.run("done_prune", (row.id, target))
+        tx.progress.done.prune(row.id, target)
         tx.keyed.excuse(row.id)
         anchor = tx.logs.anchor(log, target)
         tx.sql.run("progress_skip", {"subscription": row.id, "position": target, "anchor": anchor})

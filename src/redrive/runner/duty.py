@@ -106,7 +106,7 @@ class Duty:
         self.emitter = Emitter(identity(tx, self.row), self.engine.types, env)
         self._check_anchor(tx, row.position, row.anchor)
         self._check_declared(tx)
-        done = tx.progress.done(self.id)
+        done = tx.progress.done.all(self.id)
         self.window = Window(row.position, done)
         self.paused, self.quiet_until = bool(row.paused), row.quiet_until
         self.load_lanes(tx, row.parked_version)

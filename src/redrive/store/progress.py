@@ -1,4 +1,4 @@
-"""The progress facet: definition, fence, lease, prefix and done rows of subscriptions."""
+"""The progress facet: definition, fence, lease, prefix and what is done above it of subscriptions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from redrive.errors import BugError, Fenced
+from redrive.store.done import Done
 from redrive.store.port import ProgressRow, Subscribed
 from redrive.store.sql import Row, Sql
 
@@ -13,10 +14,11 @@ from redrive.store.sql import Row, Sql
 class Progress:
     """How far each subscription got, and who may move it."""
 
-    __slots__ = ("_sql",)
+    __slots__ = ("_sql", "done")
 
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
+        self.done = Done(sql)
 
     # ------------------------------------------------------------ definitions
 
@@ -60,19 +62,15 @@ class Progress:
         if self._sql.run("advance", change) != 1:
             raise Fenced(f"subscription {change['subscription']}: lost inside the transaction")
 
-    def done(self, subscription: int) -> list[int]:
-        """Settled positions above the prefix."""
-        return [row[0] for row in self._sql.all("done_all", (subscription,))]
-
     def move_done(self, subscription: int, add: Sequence[int], prefix: int, expected: int) -> None:
-        """Remember settled positions above the prefix, drop those it has passed.
+        """Remember settled positions above the prefix, given in order; drop those it has passed.
 
         A repeated one, or another number passed than we knew of, means: somebody else settled here, look again.
         """
-        if add and self._sql.many("done_add", [(subscription, position) for position in add]) != len(add):
-            raise Fenced(f"subscription {subscription}: a position above {prefix} was settled by somebody else")
-        if self._sql.run("done_prune", (subscription, prefix)) != expected:
-            raise Fenced(f"subscription {subscription}: done rows below {prefix} are not the ones we know")
+        if add:
+            self.done.add(subscription, add)
+        if self.done.prune(subscription, prefix) != expected:
+            raise Fenced(f"subscription {subscription}: what is done below {prefix} is not what we know of")
 
     def lock(self, subscription: int) -> None:
         """First statement of every operator's transaction."""

@@ -147,21 +147,20 @@ WHERE subscription = :subscription
 UPDATE redrive_progress SET epoch = epoch + 1, parked_version = parked_version + 1, owner = NULL, lease_until = 0, unclean = 0
 WHERE subscription = :subscription
 
--- name: done_add
--- One that is there already is not added: the number of rows tells, and the caller looks.
-INSERT INTO redrive_done VALUES (?, ?) ON CONFLICT DO NOTHING
+-- name: done_chunks
+SELECT chunk, marks FROM redrive_done_chunks WHERE subscription = ? AND chunk <= ? ORDER BY chunk
 
--- name: done_all
-SELECT position FROM redrive_done WHERE subscription = ? ORDER BY position
+-- name: done_chunk
+SELECT marks FROM redrive_done_chunks WHERE subscription = ? AND chunk = ?
+
+-- name: done_put
+INSERT INTO redrive_done_chunks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET marks = excluded.marks
+
+-- name: done_drop
+DELETE FROM redrive_done_chunks WHERE subscription = ? AND chunk < ?
 
 -- name: done_count
-SELECT count(*) FROM redrive_done WHERE subscription = :subscription
-
--- name: done_prune
-DELETE FROM redrive_done WHERE subscription = ? AND position <= ?
-
--- name: done_clear
-DELETE FROM redrive_done WHERE subscription = :subscription AND position > :above
+SELECT coalesce(sum(length(replace(marks, '0', ''))), 0) FROM redrive_done_chunks WHERE subscription = :subscription
 
 -- name: filter_add
 INSERT INTO redrive_filters VALUES (:subscription, :from_position, :types)
@@ -380,15 +379,13 @@ WHERE l.subscription = :subscription AND l.state IN ('retrying', 'dead') AND NOT
       (SELECT 1 FROM redrive_events e WHERE e.position = l.position AND e.log = :log AND e.id = l.event_id)
 ORDER BY l.position
 
--- name: done_discarded
--- Intake skips what was discarded before progress was taken back.
-INSERT INTO redrive_done SELECT subscription, position FROM redrive_letters
-WHERE subscription = :subscription AND state = 'discarded' AND position > :above
+-- name: letters_discarded
+SELECT position FROM redrive_letters
+WHERE subscription = :subscription AND state = 'discarded' AND position > :above ORDER BY position
 
--- name: done_range
--- Intake skips what lies in a discarded range.
-INSERT INTO redrive_done SELECT :subscription, position FROM redrive_events
-WHERE log = :log AND position > :above AND position <= :upto AND type = :type
+-- name: events_of_type
+SELECT position FROM redrive_events
+WHERE log = :log AND position > :above AND position <= :upto AND type = :type ORDER BY position LIMIT :limit
 
 -- name: edit_add
 INSERT INTO redrive_edits VALUES (:subscription, :position, :rev, :data, :audit)
@@ -478,7 +475,7 @@ WHERE subscription = :subscription AND target = :target ORDER BY id
 -- Letters that claim a position which progress has not settled: at most one fate each, and none before its time.
 SELECT l.position FROM redrive_letters l JOIN redrive_progress p ON p.subscription = l.subscription
 WHERE l.subscription = :subscription AND l.state <> 'superseded' AND l.position > p.position
-  AND NOT EXISTS (SELECT 1 FROM redrive_done d WHERE d.subscription = l.subscription AND d.position = l.position)
+  AND l.position NOT IN (SELECT position FROM redrive_done WHERE subscription = :subscription)
 ORDER BY l.position
 
 -- name: ledger_stale_done
@@ -613,5 +610,5 @@ WHERE version <> before + 1 OR position < below ORDER BY position
 -- Subscriptions that other tables speak of and nobody has registered.
 SELECT subscription FROM redrive_progress WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 UNION SELECT subscription FROM redrive_letters WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
-UNION SELECT subscription FROM redrive_done WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
+UNION SELECT subscription FROM redrive_done_chunks WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 ORDER BY 1

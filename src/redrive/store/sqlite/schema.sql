@@ -59,11 +59,18 @@ CREATE TABLE redrive_progress (
     last_time_us   INTEGER
 );
 
-CREATE TABLE redrive_done (
+-- What is settled above the prefix. A thousand keys at work settle far out of order: a row for each position cost
+-- as much as calling the function, so 512 neighbours share one.
+CREATE TABLE redrive_done_chunks (
     subscription INTEGER NOT NULL,
-    position     INTEGER NOT NULL,
-    PRIMARY KEY (subscription, position)
+    chunk        INTEGER NOT NULL,                  -- position / 512
+    marks        TEXT NOT NULL,                     -- 512 characters, one for each position: 1 is settled, 0 is not
+    PRIMARY KEY (subscription, chunk)
 ) WITHOUT ROWID;
+
+CREATE VIEW redrive_done AS
+    WITH RECURSIVE place(n) AS (VALUES (0) UNION ALL SELECT n + 1 FROM place WHERE n < 511)
+    SELECT subscription, chunk * 512 + n AS position FROM redrive_done_chunks JOIN place ON substr(marks, n + 1, 1) = '1';
 
 CREATE TABLE redrive_filters (
     subscription  INTEGER NOT NULL,

@@ -75,11 +75,11 @@ class ProgressContract(StoreTests):
             tx.progress.move_done(row.id, [3, 5, 9], 0, 0)
         with self.store.transaction() as tx:
             tx.progress.move_done(row.id, [11], 5, 2)
-            assert tx.progress.done(row.id) == [9, 11]
+            assert tx.progress.done.all(row.id) == [9, 11]
         expect(Fenced, self._prune_wrongly)
         expect(Exception, self._settle_twice)
         with self.store.reading() as tx:
-            assert tx.progress.done(row.id) == [9, 11]
+            assert tx.progress.done.all(row.id) == [9, 11]
 
     def _prune_wrongly(self) -> None:
         with self.store.transaction() as tx:
