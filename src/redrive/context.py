@@ -131,6 +131,7 @@ class Ctx:
         "attempt",
         "event",
         "key",
+        "touched",
     )
 
     def __init__(self, event: Event[Any], key: str | None, attempt: int, edits: int, office: Office) -> None:
@@ -141,6 +142,7 @@ class Ctx:
         self._emissions: list[Emission] | None = None
         self._statements: list[tuple[str, Any]] | None = None
         self._dead = False
+        self.touched = False  # was anything asked for?
 
     @property
     def idempotency_key(self) -> str:
@@ -166,6 +168,7 @@ class Ctx:
             if self.key is None:
                 raise UsageError("ctx.state needs a key: append events with key=, or give the subscription key_by=")
             self._loaded = self._office.load_state(self.key)
+            self.touched = True
         if self._state is None:
             self._state = msgspec.json.decode(self._loaded[1]) if self._loaded[1] else {}
         return self._state
@@ -190,7 +193,7 @@ class Ctx:
         """Append to a log when this event is settled."""
         self._check_alive()
         if self._emissions is None:
-            self._emissions = []
+            self._emissions, self.touched = [], True
         chosen = self.key if key is SAME_KEY else key
         made = self._office.emitter.make(
             self.event, len(self._emissions), log, type, data,
@@ -202,7 +205,7 @@ class Ctx:
         """Run a statement in the settling transaction; there are no results to look at."""
         self._check_alive()
         if self._statements is None:
-            self._statements = []
+            self._statements, self.touched = [], True
         self._statements.append((sql, parameters))
 
     def effects(self) -> Effects | None:
@@ -216,16 +219,6 @@ class Ctx:
         if saved is None and self._emissions is None and self._statements is None:
             return None
         return Effects(tuple(self._statements or ()), tuple(self._emissions or ()), saved)
-
-    @property
-    def touched(self) -> bool:
-        """Was anything asked for?"""
-        return self._loaded is not None or self._emissions is not None or self._statements is not None
-
-    @property
-    def is_dead(self) -> bool:
-        """Did the function overrun its timeout?"""
-        return self._dead
 
     def kill(self) -> None:
         """The function overran its timeout: whatever it still asks is refused."""

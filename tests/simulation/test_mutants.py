@@ -120,13 +120,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @mutant("an unknown commit is done again, done rows are not looked at", "1", kind="async", concurrency=3, call=0.1)
 def _(patch: pytest.MonkeyPatch) -> None:
     def move_done(self: Progress, subscription: int, add: Any, prefix: int, expected: int) -> None:
-        self._sql.many("done_add", [(subscription, position) for position in add])
-        self._sql.run("done_prune", (subscription, prefix))
+        known = set(self.done.all(subscription))
+        self.done.add(subscription, [position for position in add if position not in known])
+        self.done.prune(subscription, prefix)
 
     retry_blindly(patch)
     patch.setattr(Progress, "move_done", move_done)
-    queries_text = queries()["done_add"].removesuffix("ON CONFLICT DO NOTHING").replace("INSERT INTO", "REPLACE INTO")
-    patch.setitem(queries(), "done_add", queries_text)
 
 
 @mutant("settling a letter ignores its revision", "1, 3")
@@ -202,7 +201,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a key is free when its function returns", "4", kind="async", concurrency=3)
 def _(patch: pytest.MonkeyPatch) -> None:
-    called, free_all = Handling._called, Desk.free_all
+    called, free_all = Handling.called, Desk.free_all
     freed: set[int] = set()
 
     def hasty(self: Handling, work: Work, *rest: Any) -> None:
@@ -215,7 +214,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         free_all(self, [work for work in works if id(work) not in freed])
         freed.difference_update(map(id, works))
 
-    patch.setattr(Handling, "_called", hasty)
+    patch.setattr(Handling, "called", hasty)
     patch.setattr(Desk, "free_all", rest)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from redrive.context import Ctx, Escalate, Tx
+from redrive.context import Escalate, Tx
 from redrive.errors import BadKey, Ignore, Reject, RetryLater, Undecodable, VersionConflict
 from redrive.event import Event
 from redrive.policy import outcome as out
@@ -24,7 +24,6 @@ TEXT_MAX = 8192  # bytes of an error's text that a letter keeps; an exception ma
 FRAMES_MAX = 50
 CAUSES_MAX = 4  # a chain of causes longer than this is a loop
 
-W = TypeVar("W")
 IsTheWorld = Callable[[BaseException], bool]
 
 
@@ -182,21 +181,37 @@ def attempt_rows(
     return done, None
 
 
-async def attempt_async(
-    function: Callable[..., Any], arguments: tuple[Any, ...], ctx: Ctx, work: W, called: Callable[..., None]
+class Attempted(Protocol):
+    """What `attempt_works` needs to know of a work."""
+
+    event: Any
+    ctx: Any
+    timed_out: bool
+
+
+A = TypeVar("A", bound=Attempted)
+
+
+async def attempt_works(
+    function: Callable[..., Any], take: Callable[[], A | None], called: Callable[[A, BaseException | None], bool]
 ) -> None:
-    """Await a user's function, then tell what it raised. Our own cancellation passes through, a timeout's does not."""
-    raised: BaseException | None = None
-    try:
-        await function(*arguments)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if not ctx.is_dead and task is not None and task.cancelling():
-            raise
-        raised = error
-    except BaseException as error:
-        raised = error
-    called(work, ctx, raised)
+    """Await a user's function for one work after the other; `called` hears what each raised, and may ask for a pause.
+
+    Our own cancellation passes through; that of a timeout is the work's failure.
+    """
+    while (work := take()) is not None:
+        raised: BaseException | None = None
+        try:
+            await function(work.event, work.ctx)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if not work.timed_out and task is not None and task.cancelling():
+                raise
+            raised = error
+        except BaseException as error:
+            raised = error
+        if called(work, raised):
+            await asyncio.sleep(0)
 
 
 def find_key(key_of: Callable[[Event[Any]], str | None], event: Event[Any]) -> tuple[str | None, Outcome | None]:

@@ -7,6 +7,7 @@ into `outbox`. It decides nothing about an event but its turn.
 from __future__ import annotations
 
 from collections import Counter, deque
+from typing import Any
 
 from redrive.runner.duty import Duty, Work
 from redrive.subscription import TOTAL_LANE
@@ -19,7 +20,7 @@ class Desk:
         self.duty = duty
         self.ready: deque[Work] = deque()
         self.outbox: deque[Work] = deque()
-        self.running: set[Work] = set()
+        self.running: dict[Work, Any] = {}  # with the task that runs it, if one does
         self.alone: deque[Work] = deque()  # after a crash: one at a time, before anything else
         # What is busy, with what queues behind it: lanes by name, and letters without a lane by their id.
         self._waiting: dict[str | int, deque[Work] | None] = {}
@@ -129,13 +130,23 @@ class Desk:
 
     def free_all(self, works: list[Work]) -> None:
         """Settled: the next of each lane may start."""
-        waiting = self._waiting
+        waiting, ready = self._waiting, self.ready
+        odd = self.duty.lanes or self.duty.horizon or self.duty.suspects
         for work in works:
             lane = work.lane
-            if work.head is not None or work.follow or work.reruns or (lane is not None and waiting[lane]):
+            if odd or work.head is not None or work.follow or work.reruns:
                 self.free(work)
-            elif lane is not None:  # nobody waits: the ordinary case, quickly
-                del waiting[lane]
+            elif lane is not None:  # the ordinary case, quickly
+                queue = waiting[lane]
+                if not queue:
+                    del waiting[lane]
+                    continue
+                self._queued -= 1
+                follower = queue.popleft()
+                if follower.head is None and follower.outcome is None:
+                    ready.append(follower)
+                else:
+                    self._start(follower)
 
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""

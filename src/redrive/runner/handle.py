@@ -6,9 +6,6 @@ one hop to the store per round; workers only call functions and put the outcome 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any
-
 from redrive.context import Ctx
 from redrive.errors import BugError, Fenced, StoreError
 from redrive.event import from_row
@@ -17,7 +14,7 @@ from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
-from redrive.runner.call import attempt, attempt_async, outcome_of, overran
+from redrive.runner.call import attempt, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, StateConflict, decision
@@ -54,9 +51,7 @@ class Handling:
         window, subscription, lane_max = duty.window, duty.subscription, duty.engine.settings.lane_max
         if rows and self._is_plain(rows):
             window.take_all([row[0] for row in rows])
-            lane_of = subscription.lane_of
-            events = duty.events(rows)
-            self.desk.add_fresh([Work(e, e.position, e.key, lane_of(e.key), None) for e in events])
+            self.desk.add_fresh(self._works(rows))
             return len(rows)
         plain, wants, lane_of = subscription.key_by is None, subscription.wants, subscription.lane_of
         self.lane_full = ""
@@ -73,6 +68,14 @@ class Handling:
             if window.take(row[0]):
                 self.desk.add(work)
         return len(rows)
+
+    def _works(self, rows: list[Row]) -> list[Work]:
+        """Plain events as works: whatever is done here is done for every event."""
+        events = self.duty.events(rows)
+        if self.duty.subscription.order == "key":
+            return [Work(event, row[0], row[3], row[3], None) for event, row in zip(events, rows, strict=True)]
+        lane_of = self.duty.subscription.lane_of
+        return [Work(event, event.position, event.key, lane_of(event.key), None) for event in events]
 
     def _is_plain(self, rows: list[Row]) -> bool:
         """Nothing parked, nothing suspected, nothing filtered, keys as stored."""
@@ -92,19 +95,24 @@ class Handling:
 
     # ------------------------------------------------------------ calling
 
-    def prepare(self, work: Work) -> Ctx:
-        """The context of one attempt."""
+    def prepare(self, work: Work) -> None:
+        """Give one attempt its context."""
         duty, event = self.duty, work.event
         assert event is not None
         if work.head is not None:
             edits = work.head.edits
         else:
             edits = duty.edits[work.position][0] if duty.edits and work.position in duty.edits else 0
-        ctx = work.ctx = Ctx(event, work.key, work.attempt, edits, duty)
-        return ctx
+        work.ctx = Ctx(event, work.key, work.attempt, edits, duty)
 
-    def finish(self, work: Work, error: BaseException | None) -> None:
-        """The function returned or raised."""
+    def called(self, work: Work, error: BaseException | None) -> None:
+        """The function returned or raised: this is its outcome."""
+        ctx, work.ctx = work.ctx, None
+        if error is None and not work.timed_out and not ctx.touched:  # the ordinary case, quickly
+            work.outcome = out.APPLIED
+            return
+        if error is None:  # a state that cannot be stored is the function's failure
+            error = attempt(lambda: setattr(work, "effects", ctx.effects()))
         engine = self.duty.engine
         if work.timed_out and self.duty.subscription.timeout is not None:
             work.outcome, work.effects = overran(self.duty.subscription.timeout), None
@@ -115,28 +123,6 @@ class Handling:
             work.outcome = outcome_of(error, _is_ours, reruns=work.reruns, limit=limit)
         else:
             work.outcome = out.APPLIED
-        work.ctx = None
-
-    def call_sync(self, work: Work) -> None:
-        """Run a plain function, on a thread of the pool."""
-        ctx = self.prepare(work)
-        self._called(work, ctx, attempt(self.duty.subscription.function, *self._arguments(work, ctx)))
-
-    def call_async(self, work: Work) -> Awaitable[None]:
-        """Run a coroutine function on the loop."""
-        ctx = self.prepare(work)
-        return attempt_async(self.duty.subscription.function, self._arguments(work, ctx), ctx, work, self._called)
-
-    def _arguments(self, work: Work, ctx: Ctx) -> tuple[Any, ...]:
-        return (work.event, ctx) if self.duty.subscription.arguments == 2 else (work.event,)
-
-    def _called(self, work: Work, ctx: Ctx, error: BaseException | None) -> None:
-        if error is None and not work.timed_out and not ctx.touched:  # the ordinary case, quickly
-            work.outcome, work.ctx = out.APPLIED, None
-            return
-        if error is None:  # a state that cannot be stored is the function's failure
-            error = attempt(lambda: setattr(work, "effects", ctx.effects()))
-        self.finish(work, error)
 
     # ------------------------------------------------------------ settling
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from redrive.errors import StoreError
@@ -17,6 +17,7 @@ from redrive.observe import signals as sig
 from redrive.policy.lease import renew_at
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
+from redrive.runner.call import attempt, attempt_works
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
 from redrive.runner.handle import Handling, Round
@@ -250,6 +251,11 @@ class Staff:
         self.loop, self.desk, self.size = loop, loop.desk, size
         self._rung_at = 0.0
         self._clock = loop.duty.engine.env.clock.monotonic
+        subscription = loop.duty.subscription
+        self._is_timed = subscription.timeout is not None
+        self._function: Callable[..., Any] = subscription.function
+        if subscription.arguments == 1:
+            self._function = lambda event, ctx: subscription.function(event)
 
     def wake(self, count: int) -> None:
         """There is work."""
@@ -262,16 +268,10 @@ class Staff:
         """Nobody works any more."""
 
     def is_time(self, now: float) -> bool:
-        """Has the oldest outcome waited long enough to be settled, however few there are?"""
-        return now - self._rung_at >= SETTLE_AFTER
+        """Is it time to settle: enough outcomes for one commit, or the oldest has waited?"""
+        return len(self.desk.outbox) >= SETTLE_AT or now - self._rung_at >= SETTLE_AFTER
 
-    def ring_if_worth(self, now: float) -> None:
-        """Ask for a settling: enough outcomes for one commit, or the oldest has waited."""
-        if len(self.desk.outbox) >= SETTLE_AT or self.is_time(now):
-            self._rung_at = now
-            self.loop.wake.ring()
-
-    def next(self) -> Work | None:
+    def next(self, task: Any = None) -> Work | None:
         """Take a work, if the loop still wants any done."""
         if self.loop.stopping:
             return None
@@ -279,14 +279,17 @@ class Staff:
             work = self.desk.ready.popleft()
         except IndexError:
             return None
-        work.started = self._clock()
-        self.desk.running.add(work)
+        if self._is_timed:
+            work.started = self._clock()
+        self.desk.running[work] = task
+        self.loop.work.prepare(work)
         return work
 
-    def done(self, work: Work) -> None:
+    def done(self, work: Work, error: BaseException | None) -> None:
         """Called, whatever came of it."""
+        self.loop.work.called(work, error)
         self.desk.outbox.append(work)
-        self.desk.running.discard(work)
+        del self.desk.running[work]
 
 
 class TaskStaff(Staff):
@@ -294,52 +297,50 @@ class TaskStaff(Staff):
 
     def __init__(self, loop: HandlerLoop, size: int) -> None:
         super().__init__(loop, size)
-        self._tasks: dict[asyncio.Task[None], Work | None] = {}
-        self._call: Callable[[Work], Awaitable[None]] = (
-            loop.work.call_async if loop.duty.subscription.is_async else self._call_inline
-        )
-
-    async def _call_inline(self, work: Work) -> None:
-        self.loop.work.call_sync(work)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._called = 0
 
     def wake(self, count: int) -> None:
         missing = min(count, self.size - len(self._tasks))
         for _ in range(missing):
             task = asyncio.get_running_loop().create_task(self._work())
-            self._tasks[task] = None
-            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _work(self) -> None:
         """Until nothing is ready; started again when there is."""
         me = asyncio.current_task()
-        assert me is not None
-        tasks, ready, running, outbox = self._tasks, self.desk.ready, self.desk.running, self.desk.outbox
-        clock, called = self._clock, 0
-        while ready and not self.loop.stopping:
-            work = ready.popleft()
-            work.started = clock()
-            running.add(work)
-            tasks[me] = work
-            try:
-                await self._call(work)
-            except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
-                running.discard(work)
-                raise
-            if work.timed_out and me.cancelling():
-                me.uncancel()
-            tasks[me] = None
-            outbox.append(work)
-            running.discard(work)
-            called += 1
-            if called % YIELD_EVERY == 0 or work.started - self._rung_at >= SETTLE_AFTER:
-                self.ring_if_worth(work.started)
-                await asyncio.sleep(0)
+        function = self._function if self.loop.duty.subscription.is_async else self._inline
+        try:
+            await attempt_works(function, lambda: self.next(me), self._is_enough)
+        except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
+            self.desk.running = {work: task for work, task in self.desk.running.items() if task is not me}
+            raise
         self.loop.wake.ring()
 
+    async def _inline(self, event: Any, ctx: Any) -> None:
+        """A plain function on the event loop: where there are no threads."""
+        self._function(event, ctx)
+
+    def _is_enough(self, work: Work, error: BaseException | None) -> bool:
+        """Called; is it time to let others run?"""
+        task = self.desk.running[work]
+        self.done(work, error)
+        if work.timed_out and task.cancelling():
+            task.uncancel()
+        self._called += 1
+        now = self._clock()
+        if self._called % YIELD_EVERY and now - self._rung_at < SETTLE_AFTER:
+            return False
+        if self.is_time(now):
+            self._rung_at = now
+            self.loop.wake.ring()
+        return True
+
     def interrupt(self, work: Work) -> None:
-        for task, current in list(self._tasks.items()):
-            if current is work:
-                task.cancel()
+        task = self.desk.running.get(work)
+        if task is not None:
+            task.cancel()
 
     async def close(self) -> None:
         tasks = list(self._tasks)
@@ -371,10 +372,9 @@ class ThreadStaff(Staff):
     def _run(self) -> None:
         while self._calls.get():
             while (work := self.next()) is not None:
-                self.loop.work.call_sync(work)
-                self.done(work)
-                if not self._rung and (len(self.desk.outbox) >= SETTLE_AT or self.is_time(work.started)):
-                    self._rung, self._rung_at = True, work.started
+                self.done(work, attempt(self._function, work.event, work.ctx))
+                if not self._rung and self.is_time(now := self._clock()):
+                    self._rung, self._rung_at = True, now
                     self._tell(self._ring)
             if not self._rung:
                 self._rung = True

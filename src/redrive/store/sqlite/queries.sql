@@ -46,6 +46,10 @@ SELECT max(version) FROM redrive_events WHERE log = ? AND key = ?
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
 WHERE log = ? AND position > ? ORDER BY position LIMIT ?
 
+-- name: events_near
+SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events NOT INDEXED
+WHERE log = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?
+
 -- name: events_of_key
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
 WHERE log = ? AND key = ? AND version > ? ORDER BY version LIMIT ?

@@ -85,6 +85,20 @@ class LogContract(StoreTests):
             assert tx.logs.lag(log, 0, limit=2) == 2
             assert tx.logs.counts(log, positions[0], positions[3]) == {"order.placed": 3}
 
+    def test_reading_in_pages_misses_nothing_where_a_log_is_alone_and_where_it_is_one_of_many(self) -> None:
+        mine: list[int] = []
+        for others in (0, 50, 0, 1, 0):  # between two of ours
+            for _ in range(20):
+                mine += self._put(self._new())
+                self._put(*(self._new() for _ in range(others)), log="payments")
+        for page in (1, 3, 7, 40, 1000):
+            found: list[int] = []
+            with self.store.reading() as tx:
+                log = tx.logs.id_of("orders")
+                while rows := tx.logs.after(log, found[-1] if found else 0, page):
+                    found += [row[0] for row in rows]
+            assert found == mine, f"pages of {page}"
+
     def test_an_anchor_is_the_last_event_at_or_below_a_position(self) -> None:
         (one,) = self._put(self._new(id="one"))
         self._put(self._new(id="elsewhere"), log="payments")
