@@ -166,7 +166,7 @@ class Projector:
         duty = self.duty
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
-            settling = self._settling = Settling(tx, duty)
+            settling = self._settling = Settling(tx, duty, gathers=True)
             hit("batch.fenced")
             if settling.paused:
                 duty.paused = True
@@ -394,15 +394,16 @@ class Projector:
             duty.mark_alone(alone)
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
-            settling = self._settling = Settling(tx, duty)
+            settling = self._settling = Settling(tx, duty, gathers=True)
             hit("letter.fenced")
             if settling.paused:
                 duty.paused = True
                 return
             if settling.stale:
                 duty.load_lanes(tx, settling.fresh_version)
+            rows = tx.letters.events([head.letter for _, head in due])
             for lane, head in due:
-                self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), turn, started, alone)
+                self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), rows, turn, started, alone)
             self._escalate_if_swallowed()
             settling.finish(duty.window.pass_to(duty.window.position))
             hit("letter.before_commit")
@@ -411,14 +412,14 @@ class Projector:
         self._after(settling, started)
 
     def _drain(
-        self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, turn: Turn, started: float,
-        alone: Work | None,
+        self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, rows: dict[int, Row], turn: Turn,
+        started: float, alone: Work | None,
     ) -> None:  # fmt: skip
         engine, user = self.duty.engine, Tx(tx.connection, self._emit)
         while head is not None and head.state == "retrying" and head.due_at <= settling.now:
             if engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
                 return
-            row = tx.letters.event(head.letter)
+            row = rows.get(head.letter) or tx.letters.event(head.letter)
             if row is None:
                 turn.halt = f"letter {head.letter}: its event at {head.position} is no longer in the log"
                 return
