@@ -50,15 +50,16 @@ def decision(duty: Duty, work: Work) -> Action:
         return act.COMMIT
     event = work.event
     assert event is not None
+    policy = duty.subscription.policy
     return decide(
         work.outcome,
         attempt=work.attempt,
-        policy=duty.subscription.policy,
+        policy=policy,
         now=env.clock.now(),
         dice=env.dice.random(),
         event_type=event.type,
         replay=bool(work.head and work.head.replaying),
-        letterlike=Candidate(duty.subscription.name, event),
+        letterlike=Candidate(duty.subscription.name, event) if policy.letters else None,
     )
 
 
