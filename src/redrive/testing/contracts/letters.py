@@ -55,6 +55,18 @@ class LetterContract(StoreTests):
             assert not tx.letters.settle(old, "applied", 3, NOW, "retry")
             assert head_of(tx, row, "a") == new
 
+    def test_of_several_attempts_one_that_is_not_found_is_noticed(self) -> None:
+        row = self._subscribe()
+        with self.store.transaction() as tx:
+            park(tx, row, 1, "a")
+            park(tx, row, 2, "b")
+            heads = [head_of(tx, row, lane) for lane in "ab"]
+            again = {"reason": "failing", "attempts": 2, "due_at": NOW + 9, "delay": 8.0}
+            assert tx.letters.retry([(head, "retrying", dict(again), FAILURE) for head in heads], NOW)
+            moved = head_of(tx, row, "a")
+            dead = {"reason": "permanent", "attempts": 3}
+            assert not tx.letters.retry([(head, "dead", dict(dead), FAILURE) for head in (moved, heads[1])], NOW)
+
     def test_an_attempt_settles_only_what_is_retrying(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
@@ -128,6 +140,7 @@ class LetterContract(StoreTests):
             edited = tx.letters.event(number)
             assert edited is not None
             assert bytes(edited[8]) == b"20"
+            assert tx.letters.events([number, number + 1]) == {number: edited}
 
     def test_the_history_is_kept_in_order(self) -> None:
         row = self._subscribe()
