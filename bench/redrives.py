@@ -127,9 +127,9 @@ def _check_letters(tx: Any, bad: list[Order], order: str) -> None:
 
 def _set_stride(stride: int) -> None:
     if stride:
-        from redrive.runner import project
+        from redrive.runner import strides
 
-        project.STRIDE = stride
+        strides.STRIDE_MIN = strides.STRIDE_MAX = stride
 
 
 def memory(which: str) -> float:

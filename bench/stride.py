@@ -1,4 +1,4 @@
-"""How many events share a savepoint? `python -m bench.stride [--rounds 5]`: evidence for STRIDE in runner/project.py.
+"""How many events share a savepoint? `python -m bench.stride [--rounds 5]`: evidence for runner/strides.py.
 
 A long stride saves savepoints while all goes well; a failure re-runs what its stride had done before it.
 """

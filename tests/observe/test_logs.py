@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from redrive import App, Reject
+from redrive.observe import signals as sig
+from redrive.observe.logs import LogListener
 
 
 def shop(folder: Path) -> App:
@@ -45,3 +47,16 @@ def test_an_embedded_app_logs_a_dead_letter_and_installs_nothing(
     app.close()
     assert handlers == [[], []]
     assert signal.getsignal(signal.SIGINT) is interrupt
+
+
+def test_retries_that_failed_alike_share_a_line_and_dead_letters_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    def failing(number: int) -> tuple[str, str, str, int, int, int, str, str, str]:
+        return ("charge", f"id-{number}", "order.placed", number, number, 1, "OSError", f"no {number}", "f" * 12)
+
+    other = sig.Retried("charge", "id-9", "order.placed", 9, 9, 2, "OSError", "no 9", "f" * 12, 2.0)
+    retried = [sig.Retried(*failing(number), 1.0) for number in range(3)]
+    LogListener()([*retried, other, *[sig.Buried(*failing(number), "permanent") for number in range(2)]])
+    told = [(record.redrive["signal"], record.redrive["position"], record.redrive.get("count"))  # type: ignore[attr-defined]
+            for record in caplog.records]  # fmt: skip
+    assert told == [("retried", 0, 3), ("retried", 9, None), ("buried", 0, None), ("buried", 1, None)]
+    assert caplog.records[0].message.endswith("delay=1.0 count=3")

@@ -1,11 +1,14 @@
-"""Signals as log lines on the stdlib logger `redrive`: one line per fact, JSON or text, never a payload."""
+"""Signals as log lines on the stdlib logger `redrive`: one line per fact, JSON or text, never a payload.
+
+Attempts that failed alike in one transaction are one fact: their line names the first and says how many.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from redrive.observe import signals as sig
@@ -40,16 +43,32 @@ class LogListener:
     """Writes signals to the logger."""
 
     def __call__(self, signals: Sequence[Signal]) -> None:
-        for signal in signals:
+        for signal, count in _together(signals):
             kind = type(signal)
             level = _LEVELS.get(kind, logging.INFO)
             if logger.isEnabledFor(level):
                 name = _NAMES[kind]
                 fields = {field: getattr(signal, field) for field in kind.__struct_fields__}
+                if count > 1:
+                    fields["count"] = count
                 text = " ".join([name, *[f"{field}={_short(value)}" for field, value in fields.items()]])
                 # Not logger.log: it would walk the stack for every line to find out that it comes from here.
                 extra = {"redrive": {"signal": name, **fields}}
                 logger.handle(logger.makeRecord(logger.name, level, __file__, 0, text, (), None, extra=extra))
+
+
+def _together(signals: Sequence[Signal]) -> Iterable[tuple[Signal, int]]:
+    """The signals, and how often: an outage makes thousands of attempts fail for one reason, which is one line."""
+    retried: dict[tuple[object, ...], tuple[Signal, int]] = {}
+    others: list[tuple[Signal, int]] = []
+    for signal in signals:
+        if isinstance(signal, sig.Retried):
+            same = (signal.subscription, signal.type, signal.attempt, signal.fingerprint)
+            first, count = retried.get(same, (signal, 0))
+            retried[same] = (first, count + 1)
+        else:
+            others.append((signal, 1))
+    return (*retried.values(), *others)
 
 
 def _short(value: object) -> str:

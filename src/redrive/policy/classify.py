@@ -28,6 +28,8 @@ def is_permanent(error: BaseException) -> bool:
 
     A group of exceptions is permanent if one of them is: the others may heal, the group cannot.
     """
+    if not isinstance(error, BaseExceptionGroup):  # most are none: ask once, without a walk
+        return isinstance(error, _PERMANENT) or _blames_the_request(error)
     return any(isinstance(one, _PERMANENT) or _blames_the_request(one) for one in leaves(error))
 
 

@@ -119,8 +119,8 @@ def _try_again(rule: Retry, failure: Failure, call: Call, after: float | None = 
 
 
 def _bury(reason: str, failure: Failure, call: Call) -> Action:
-    if call.replay:
-        # Somebody chose to keep this letter and holds it in hand: a discard rule written for
+    if call.replay or not call.policy.letters:
+        # No rules: all are kept. Or somebody chose to keep this letter and holds it in hand: a discard rule written for
         # fresh failures must not take it away because one replay failed.
         return act.Bury(reason, failure)
     letter = call.letter

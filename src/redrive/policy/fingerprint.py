@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 
 _READ_MAX = 10_000  # characters looked at; what tells two bugs apart stands at the front
 _KEPT_MAX = 500  # characters of the normalised text that count
+_REMEMBERED_MAX = 200  # characters; a short message comes again with the next attempt
 
 _VARIABLE = re.compile(
     r"""
+    (?!(?<=\w)\w)(?:                                  # nothing below begins inside a word, so most text is passed over
       (?<!\w)[bruf]{0,2}'(?:[^'\\\n]|\\.)*'(?!\w)     # a quoted value; the apostrophe of "can't" opens nothing
     | (?<!\w)[bruf]{0,2}"(?:[^"\\\n]|\\.)*"(?!\w)
     | `[^`\n]*`
@@ -23,6 +26,7 @@ _VARIABLE = re.compile(
     | \b[0-9a-f]{8,}\b                                # a long hex id without any prefix
     | (?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)   # a number with its sign, point and exponent
     | \b\w*\d\w*\b                                    # a word with a digit in it: 0x7f3a, cus_N4x, 12ms
+    )
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -39,12 +43,20 @@ def fingerprint(error_type: str, frames: Iterable[tuple[str, str]], message: str
     True
     """
     # A function counts once: the depth at which a recursion gave up says nothing about the bug.
-    path = list(dict.fromkeys(frames))
+    normalised = _remembered(message) if len(message) <= _REMEMBERED_MAX else normalise(message)
+    return _digest(error_type, tuple(dict.fromkeys(frames)), normalised)
+
+
+@lru_cache(256)
+def _digest(error_type: str, path: tuple[tuple[str, str], ...], message: str) -> str:
     # ascii() is unambiguous, and the same on every Python version for every character.
-    return sha256(ascii((error_type, path, normalise(message))).encode()).hexdigest()[:12]
+    return sha256(ascii((error_type, list(path), message)).encode()).hexdigest()[:12]
 
 
 def normalise(message: str) -> str:
     """The message with everything that varies from event to event replaced by #."""
     text = _VARIABLE.sub("#", message[:_READ_MAX])
     return " ".join(_RUN_OF_VARIABLES.sub("#", text).split())[:_KEPT_MAX]
+
+
+_remembered = lru_cache(1024)(normalise)

@@ -40,11 +40,11 @@ class Retry:
 
     def covers(self, event_type: str) -> bool:
         """Whether this rule is about events of this type."""
-        return any(matches(pattern, event_type) for pattern in self.types)
+        return self.types == ("*",) or any(matches(pattern, event_type) for pattern in self.types)
 
     def forbids(self, error: BaseException) -> bool:
         """Whether this rule says that the error is never to be tried again."""
-        return any(isinstance(one, self.never) for one in leaves(error))
+        return bool(self.never) and any(isinstance(one, self.never) for one in leaves(error))
 
     def allows(self, error: BaseException) -> bool:
         """Whether this rule is about the error: named in `on`, or transient where nothing is named."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -38,7 +38,7 @@ class Candidate:
 
     def buried_for(self, reason: str, failure: Failure, attempts: int) -> Candidate:
         """The same candidate, with the reason and the error that would bury it."""
-        return replace(self, reason=reason, failure=failure, attempts=attempts)
+        return Candidate(self.subscription, self.event, attempts, reason, failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,9 @@ class Rules:
     discard: tuple[Pattern, ...] = ()
     keep: tuple[Pattern, ...] = ()
     keep_if: Predicate | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.discard or self.keep or self.keep_if)
 
     def judge(self, event_type: str, letter: object) -> Keep | Drop:
         """Whether a letter for this event is wanted; the first rule that matches decides."""

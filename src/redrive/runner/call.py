@@ -29,12 +29,19 @@ IsTheWorld = Callable[[BaseException], bool]
 
 def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
     """An exception as text, built defensively: `__str__` may raise, lie or be endless."""
-    cls = type(error)
-    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{_module(cls.__module__)}.{cls.__qualname__}"
-    message = _text(error, limit)
+    cls, message = type(error), _text(error, limit)
     stack, path = _stack(_places(error.__traceback__))
-    trace = _storable(f"{_causes(error, limit)}{stack}{cls.__qualname__}: {message}"[-limit:].rstrip(), limit)
-    return Failure(_storable(name, 200), message, trace, fingerprint(name, path, message))
+    causes = "" if _cause(error) is None else _causes(error, limit)
+    trace = _storable(f"{causes}{stack}{cls.__qualname__}: {message}"[-limit:].rstrip(), limit)
+    name, stored_name = _name(cls.__module__, cls.__qualname__)
+    return Failure(stored_name, message, trace, fingerprint(name, path, message))
+
+
+@lru_cache(256)
+def _name(module: str, name: str) -> tuple[str, str]:
+    """The full name of an exception, and what of it is stored."""
+    full = name if module == "builtins" else f"{_module(module)}.{name}"
+    return full, _storable(full, 200)
 
 
 @lru_cache(256)
@@ -56,6 +63,8 @@ def _text(error: BaseException, limit: int) -> str:
 
 def _storable(text: str, limit: int) -> str:
     """Cut to a number of bytes of valid UTF-8, without NULs."""
+    if len(text) <= limit and text.isascii() and "\0" not in text:
+        return text
     raw = text[:limit].encode("utf-8", "backslashreplace")[:limit]
     return raw.decode("utf-8", "ignore").replace("\0", "\\0")
 

@@ -1,15 +1,14 @@
 """Projections: whole batches inside one transaction, the failing event isolated by re-running its stride.
 
 Functions touch nothing but the transaction, so running them again is harmless. A batch runs without
-any savepoint first; after a failure, batches run with one every STRIDE events for a while, which
-bounds what the next failure costs. All of it runs where writing happens.
+any savepoint first; after a failure, batches run in strides of a few events for a while, each behind a
+savepoint, which bounds what the next failure costs. All of it runs where writing happens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from redrive.context import SAME_KEY, Escalate, Tx
@@ -20,61 +19,18 @@ from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
+from redrive.runner.batch import Batch, Span, Turn
 from redrive.runner.call import attempt, attempt_each, attempt_rows, outcome_of
 from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision
+from redrive.runner.strides import Pace, attempt_strides
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
-STRIDE = 32  # events between two savepoints; clean 10 % faster than 16, equal with 1 % poison: bench/stride.py
 STRIDES_AFTER_FAILURE = 100  # batches; where one event failed, others will
 TURNS_TIME_MAX = 0.03  # seconds; a lease, a stop and a signal want to be looked at in between
 LETTERS_MAX = 500  # lanes retried per transaction
-
-
-@dataclass(slots=True)
-class Turn:
-    """What one turn did, so that the loop knows when to come back."""
-
-    settled: int = 0
-    more: bool = False  # the batch was as large as may be: there is probably another one
-    rerun_after: float = 0.0  # a version conflict: wait this long before the same event runs again
-    stopped: bool = False
-    halt: str = ""
-    lane_full: str = ""
-
-    @property
-    def goes_on(self) -> bool:
-        """Is there certainly more to do, and nothing to wait for?"""
-        return self.more and not (self.rerun_after or self.stopped or self.halt or self.lane_full)
-
-
-@dataclass(slots=True)
-class Batch:
-    """Rows to apply in order. Events are made a stride at a time: objects that die young cost little."""
-
-    rows: list[Row]
-    last: int  # everything read up to this position is in the batch, settled, or not asked for
-    full: bool = False  # as many rows as may be were read: there are probably more
-    failed: tuple[Any, ...] | None = None  # position and error of the one that failed when all ran at once
-    alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
-
-
-@dataclass(slots=True)
-class Span:
-    """A piece of a batch between two savepoints."""
-
-    run: list[Event[Any]]  # to be called
-    follow: list[Work]  # to queue behind a head
-    end: int  # index of the first row behind it
-    failed: Work | None = None  # the event at `end`, if it failed
-
-    def cut(self, failed: Work, end: int) -> None:
-        """This one failed: only what lies before it stays."""
-        self.run = [event for event in self.run if event.position < failed.position]
-        self.follow = [work for work in self.follow if work.position < failed.position]
-        self.failed, self.end = failed, end
 
 
 class _OneFailed(Exception):
@@ -95,20 +51,24 @@ class Projector:
         self._ordinal = 0
         self._settling: Settling | None = None
         self._in_strides = 0  # batches left to run in strides, because one failed lately
+        self._pace = Pace()
         self._escalating = False  # an emission asked for the durable connection
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
 
     def turns(self, stopping: Callable[[], bool]) -> Turn:
-        """Turn after turn while there is a backlog and nobody else wants to write: one hop for many batches."""
+        """Turn after turn while there is a backlog and nobody else wants to write: one hop for many batches.
+
+        Letters that become due meanwhile wait for the next hop: a transaction for few costs as much as for many.
+        """
         store, clock = self.duty.engine.store, self.duty.engine.env.clock
         until = clock.monotonic() + TURNS_TIME_MAX
         turn = self.turn()
         while turn.goes_on and clock.monotonic() < until and not store.is_wanted and not stopping():
-            turn = self.turn()
+            turn = self.turn(letters=False)
         return turn
 
-    def turn(self) -> Turn:
+    def turn(self, *, letters: bool = True) -> Turn:
         """Due letters first, then the next batch."""
         turn = Turn()
         duty = self.duty
@@ -118,7 +78,7 @@ class Projector:
             perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
         if duty.paused:
             return turn
-        due = duty.lanes.take_due(duty.engine.env.clock.now(), 1 if duty.suspects else LETTERS_MAX)
+        due = duty.lanes.take_due(duty.engine.env.clock.now(), 1 if duty.suspects else LETTERS_MAX) if letters else []
         if due:
             try:
                 self._with_escalation(lambda: self._letters(due, turn))
@@ -166,7 +126,7 @@ class Projector:
         duty = self.duty
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
-            settling = self._settling = Settling(tx, duty)
+            settling = self._settling = Settling(tx, duty, gathers=True)
             hit("batch.fenced")
             if settling.paused:
                 duty.paused = True
@@ -218,26 +178,28 @@ class Projector:
             return len(batch.rows)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
         user, done = Tx(tx.connection, self._emit), 0
-        if self._in_strides == 0 and not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by):
-            return self._apply_at_once(settling, batch, user, lambda: clock.monotonic() - started > limit)
+        plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
+
+        def late() -> bool:
+            return clock.monotonic() - started > limit
+
+        if plain and self._in_strides == 0:
+            return self._apply_at_once(settling, batch, user, late)
         self._in_strides = max(0, self._in_strides - 1)
         while done < len(batch.rows) and not turn.lane_full:
-            span = self._span(batch, done, settling, turn)
-            self._run_span(tx, user, span, batch, done)
-            if batch.alone is not None and span.run:
-                settling.commit(batch.alone)
+            if plain and not settling.parking:
+                done, failed = self._run_strides(tx, settling, batch, user, done, late)
             else:
-                settling.commit_events(len(span.run), span.run[-1] if span.run else None)
-            for follower in span.follow:
-                settling.follow(follower)
-            done = span.end
-            if span.failed is not None:
-                if not self._settle_bad(settling, span.failed, turn):
+                done, failed = self._run_span(tx, settling, batch, user, done, turn)
+            if failed is not None:
+                self._pace.failed()
+                self._in_strides = STRIDES_AFTER_FAILURE
+                if not self._settle_bad(settling, failed, turn):
                     return done
                 done += 1
                 if duty.subscription.order == "total" and settling.parking:
                     return done
-            if clock.monotonic() - started > limit:
+            if late():
                 return done
         return done
 
@@ -254,17 +216,51 @@ class Projector:
             settling.commit_events(done, from_row(batch.rows[done - 1], self.duty.engine.types))
         return done
 
+    def _run_strides(
+        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[[], bool]
+    ) -> tuple[int, Work | None]:
+        """Nothing is parked, nobody follows anybody: how far it went, and the event there if that one failed."""
+        duty, rows, types = self.duty, batch.rows, self.duty.engine.types
+        function = self._as_list if duty.subscription.batch else self._function
+        known, stop = batch.failed, len(rows)
+        if known is not None:
+            stop = next(at for at in range(start, stop) if rows[at][0] == known[0])
+        self._emitted = None
+        ran, error = attempt_strides(
+            function, rows[start:stop], types, tx, user, self._pace.stride, late, self._unless_the_world
+        )
+        end = start + ran
+        if error is None and known is not None and end == stop:  # this attempt was made, and counts
+            error, batch.failed = known[1], None
+        self._pace.ran(ran)
+        settling.commit_events(ran, from_row(rows[end - 1], types) if ran else None)
+        if error is None:
+            return end, None
+        work = duty.work(from_row(rows[end], types))
+        work.outcome = self._outcome(work, error)
+        return end, work
+
+    def _run_span(
+        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, turn: Turn
+    ) -> tuple[int, Work | None]:
+        """One stride of which some may have to queue behind a head."""
+        span = self._span(batch, start, settling, turn)
+        self._call_span(tx, user, span, batch, start)
+        self._pace.ran(len(span.run))
+        if batch.alone is not None and span.run:
+            settling.commit(batch.alone)
+        else:
+            settling.commit_events(len(span.run), span.run[-1] if span.run else None)
+        for follower in span.follow:
+            settling.follow(follower)
+        return span.end, span.failed
+
     def _span(self, batch: Batch, start: int, settling: Settling, turn: Turn) -> Span:
         """The next events up to a stride of calls: which to call, which queue behind a head."""
         duty = self.duty
         parked, parking = duty.lanes.names, settling.parking
-        rows = batch.rows[start : start + STRIDE]
-        events = duty.events(rows)
-        known = batch.failed and batch.failed[0] <= rows[-1][0]
-        if not (known or parked or parking or duty.subscription.key_by or batch.alone):  # the ordinary case, quickly
-            return Span(events, [], start + len(events))
         span = Span([], [], start)
-        for event in events:
+        for event in duty.events(batch.rows[start : start + self._pace.stride]):
             work = batch.alone or duty.work(event)
             if batch.failed and batch.failed[0] == event.position:  # this attempt was made, and counts
                 work.outcome, batch.failed = self._outcome(work, batch.failed[1]), None
@@ -281,7 +277,7 @@ class Projector:
             span.end += 1
         return span
 
-    def _run_span(self, tx: StoreTx, user: Tx, span: Span, batch: Batch, start: int) -> None:
+    def _call_span(self, tx: StoreTx, user: Tx, span: Span, batch: Batch, start: int) -> None:
         """Call the function for each; if one fails, only what came before it stays in the span."""
         if not span.run:
             return
@@ -394,15 +390,16 @@ class Projector:
             duty.mark_alone(alone)
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
-            settling = self._settling = Settling(tx, duty)
+            settling = self._settling = Settling(tx, duty, gathers=True)
             hit("letter.fenced")
             if settling.paused:
                 duty.paused = True
                 return
             if settling.stale:
                 duty.load_lanes(tx, settling.fresh_version)
+            rows = tx.letters.events([head.letter for _, head in due])
             for lane, head in due:
-                self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), turn, started, alone)
+                self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), rows, turn, started, alone)
             self._escalate_if_swallowed()
             settling.finish(duty.window.pass_to(duty.window.position))
             hit("letter.before_commit")
@@ -411,14 +408,14 @@ class Projector:
         self._after(settling, started)
 
     def _drain(
-        self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, turn: Turn, started: float,
-        alone: Work | None,
+        self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, rows: dict[int, Row], turn: Turn,
+        started: float, alone: Work | None,
     ) -> None:  # fmt: skip
         engine, user = self.duty.engine, Tx(tx.connection, self._emit)
         while head is not None and head.state == "retrying" and head.due_at <= settling.now:
             if engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
                 return
-            row = tx.letters.event(head.letter)
+            row = rows.get(head.letter) or tx.letters.event(head.letter)
             if row is None:
                 turn.halt = f"letter {head.letter}: its event at {head.position} is no longer in the log"
                 return

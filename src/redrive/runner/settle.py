@@ -22,7 +22,7 @@ from redrive.policy.outcome import Failure
 from redrive.policy.progress import Plan
 from redrive.policy.rules import Candidate
 from redrive.runner.duty import Duty, Work
-from redrive.store.letters import NO_FAILURE
+from redrive.store.letters import NO_FAILURE, Attempted, Retried
 from redrive.store.port import StoreTx
 
 
@@ -50,22 +50,27 @@ def decision(duty: Duty, work: Work) -> Action:
         return act.COMMIT
     event = work.event
     assert event is not None
+    policy = duty.subscription.policy
     return decide(
         work.outcome,
         attempt=work.attempt,
-        policy=duty.subscription.policy,
+        policy=policy,
         now=env.clock.now(),
         dice=env.dice.random(),
         event_type=event.type,
         replay=bool(work.head and work.head.replaying),
-        letterlike=Candidate(duty.subscription.name, event),
+        letterlike=Candidate(duty.subscription.name, event) if policy.letters else None,
     )
 
 
 class Settling:
     """The fates of a batch, being written."""
 
-    def __init__(self, tx: StoreTx, duty: Duty) -> None:
+    def __init__(self, tx: StoreTx, duty: Duty, *, gathers: bool = False) -> None:
+        """`gathers`: letters that failed again, and all histories, are written together at the end.
+
+        For who undoes an attempt's effects before its fate is written: no savepoint may be undone after that.
+        """
         self.tx, self.duty = tx, duty
         self.now = duty.engine.env.clock.now()
         row = tx.progress.fence(duty.id, duty.epoch, duty.window.position)
@@ -77,6 +82,9 @@ class Settling:
         self.signals: list[sig.Signal] = []
         self.logs: set[str] = set()
         self.failed: list[tuple[Event[Any], BaseException]] = []
+        self._gathers = gathers
+        self._retries: list[tuple[Work, Action, Head]] = []
+        self._attempts: list[Attempted] = []
         self._puts: list[_Put] = []
         self._grown: dict[str, int] = {}
         self._states: list[tuple[str, tuple[int, bytes]]] = []
@@ -172,12 +180,33 @@ class Settling:
             self._put_new(work.lane, head)
         return True
 
+    def _write_gathered(self) -> None:
+        """A statement for many letters. An operator was faster with one of them? Then each by itself, to see which."""
+        retries, letters = self._retries, self.tx.letters
+        if retries:
+            fates = [_retry_fate(*retry) for retry in retries]
+            self.tx.savepoint()
+            together = letters.retry(fates, self.now)
+            if not together:
+                self.tx.undo()
+            self.tx.keep()
+            for retry, fate in zip(retries, fates, strict=True):
+                self._learn_retry(*retry, found=together or letters.retry([fate], self.now))
+        if self._attempts:
+            self._log_attempts(self._attempts)
+
     def _retry(self, work: Work, action: Action, head: Head) -> bool:
         if isinstance(action, act.Ignore):
             return self._end_letter(work, "discarded", "ignore verdict")
+        if self._gathers and not isinstance(action, act.Discard):
+            self._retries.append((work, action, head))
+            return True
+        found = self.tx.letters.retry([_retry_fate(work, action, head)], self.now)
+        return self._learn_retry(work, action, head, found=found)
+
+    def _learn_retry(self, work: Work, action: Action, head: Head, *, found: bool) -> bool:
+        """The attempt of a letter failed, which is written if it was `found`: history, signals, lanes."""
         state, change, failure = _fate(action)
-        change["attempts"] = work.attempt
-        found = self.tx.letters.retry(head, state, change, failure, self.now)
         self._history(head.letter, work, change["reason"] if found else "lost to an operator", failure)
         if not found:
             return False
@@ -263,6 +292,7 @@ class Settling:
 
     def finish(self, plan: Plan | None = None) -> None:
         """Move the prefix and the counters; the last writes of the transaction."""
+        self._write_gathered()
         plan = self._plan = plan or self.duty.window.plan(self.settled)
         progress, subscription = self.tx.progress, self.duty.id
         if plan.add or plan.pruned or plan.prefix != self.duty.window.position:
@@ -331,7 +361,13 @@ class Settling:
         return self.duty.edits[position][0] if self.duty.edits and position in self.duty.edits else 0
 
     def _history(self, letter: int, work: Work, outcome: str, failure: Failure) -> None:
-        self.tx.letters.log_attempt(letter, work.attempt, outcome, failure, self.now, self.duty.engine.worker)
+        if self._gathers:
+            self._attempts.append((letter, work.attempt, outcome, failure))
+        else:
+            self._log_attempts([(letter, work.attempt, outcome, failure)])
+
+    def _log_attempts(self, attempts: list[Attempted]) -> None:
+        self.tx.letters.log_attempts(attempts, self.now, self.duty.engine.worker)
 
     def _tell(self, letter: int, work: Work, action: Action, failure: Failure) -> None:
         event = work.event
@@ -355,6 +391,12 @@ class Settling:
 
 def _position(work: Work) -> int:
     return work.position
+
+
+def _retry_fate(work: Work, action: Action, head: Head) -> Retried:
+    """What a failed attempt changes in its letter."""
+    state, change, failure = _fate(action)
+    return head, state, {**change, "attempts": work.attempt}, failure
 
 
 def _fate(action: Action) -> tuple[str, dict[str, Any], Failure]:

@@ -6,6 +6,8 @@ Counts and the journal are kept by the database itself (triggers).
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from redrive.policy.action import BEHIND_HEAD
@@ -13,6 +15,9 @@ from redrive.policy.lanes import Head
 from redrive.policy.outcome import Failure
 from redrive.store.port import LetterRow
 from redrive.store.sql import Row, Sql
+
+Retried = tuple[Head, str, dict[str, Any], Failure]  # the letter, its state now, what else changes, and why
+Attempted = tuple[int, int, str, Failure]  # the letter, the attempt's number, what came of it, and why
 
 NO_FAILURE = Failure("", "", "", "")
 # How a letter was superseded: progress was taken back below it. One that was open had not emitted anything yet.
@@ -44,22 +49,28 @@ class Letters:
     ) -> int:
         """Hold an event `(position, id, type, key)`: a follower unless a failure is given."""
         position, event_id, kind, key = event
-        values = {
-            "subscription": subscription, "position": position, "event_id": event_id, "type": kind, "key": key,
-            "lane": lane, "state": state, "reason": reason, "attempts": attempts, "due_at": due_at, "delay": delay,
-            "now": now, "failed_at": now if failure is not NO_FAILURE else None, "error_type": failure.error_type,
-            "error_message": failure.message, "fingerprint": failure.fingerprint, "resolved_by": resolved_by,
-        }  # fmt: skip
+        failed_at = now if failure is not NO_FAILURE else None
+        values = (
+            subscription, position, lane, event_id, kind, key, state, reason, attempts, due_at, now,
+            delay, now, failed_at, failed_at, failure.error_type, failure.message, failure.fingerprint, now,
+            resolved_by, subscription, position,
+        )  # fmt: skip
         return self._sql.add("letter_add", values)
 
-    def retry(self, head: Head, state: str, change: dict[str, Any], failure: Failure, now: float) -> bool:
-        """An attempt failed: schedule the next (`retrying`), bury (`dead`) or drop by rule (`discarded`)."""
-        values = {
-            "id": head.letter, "rev": head.rev, "state": state, "now": now, "error_type": failure.error_type,
-            "error_message": failure.message, "fingerprint": failure.fingerprint, "due_at": 0.0, "delay": 0.0,
-            "resolved_by": None, **change,
-        }  # fmt: skip
-        return self._sql.run("letter_again" if state == "retrying" else "letter_retry", values) == 1
+    def retry(self, retries: Sequence[Retried], now: float) -> bool:
+        """Attempts failed: schedule the next (`retrying`), bury (`dead`) or drop by rule (`discarded`).
+
+        False: not all were found. Of several, nothing tells which: undo, and take each by itself.
+        """
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for head, state, change, failure in retries:
+            values = {
+                "id": head.letter, "rev": head.rev, "state": state, "now": now, "error_type": failure.error_type,
+                "error_message": failure.message, "fingerprint": failure.fingerprint, "due_at": 0.0, "delay": 0.0,
+                "resolved_by": None, **change,
+            }  # fmt: skip
+            rows.setdefault("letter_again" if state == "retrying" else "letter_retry", []).append(values)
+        return sum(self._sql.many(name, of_name) for name, of_name in rows.items()) == len(retries)
 
     def settle(self, head: Head, state: str, attempts: int, now: float, resolved_by: str) -> bool:
         """The attempt ended the letter: `applied`, or `discarded` by an Ignore verdict."""
@@ -69,14 +80,13 @@ class Letters:
         }  # fmt: skip
         return self._sql.run("letter_settle", values) == 1
 
-    def log_attempt(self, letter: int, attempt: int, outcome: str, failure: Failure, now: float, worker: str) -> None:
-        """Append to the letter's history."""
-        values = {
-            "letter": letter, "attempt": attempt, "now": now, "outcome": outcome, "error_type": failure.error_type,
-            "error_message": failure.message, "traceback": failure.traceback, "fingerprint": failure.fingerprint,
-            "worker": worker,
-        }  # fmt: skip
-        self._sql.run("attempt_add", values)
+    def log_attempts(self, attempts: Iterable[Attempted], now: float, worker: str) -> None:
+        """Append to the letters' histories."""
+        rows = [
+            (letter, number, now, outcome, why.error_type, why.message, why.traceback, why.fingerprint, worker)
+            for letter, number, outcome, why in attempts
+        ]
+        self._sql.many("attempt_add", rows)
 
     # ------------------------------------------------------------ lanes
 
@@ -93,6 +103,11 @@ class Letters:
     def event(self, letter: int) -> Row | None:
         """The event a letter refers to, with the latest edit in place of its data."""
         return self._sql.one("letter_event", (letter,))
+
+    def events(self, letters: Sequence[int]) -> dict[int, Row]:
+        """The same for many letters; one without an event is left out."""
+        rows = self._sql.all("letter_events", (json.dumps(letters),))
+        return {row[0]: row[1:] for row in rows}
 
     # ------------------------------------------------------------ looking
 

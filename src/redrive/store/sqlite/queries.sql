@@ -219,9 +219,8 @@ DELETE FROM redrive_tables WHERE name = :name
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
        delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by,
        edits)
-VALUES (:subscription, :position, :lane, :event_id, :type, :key, :state, :reason, :attempts, :due_at, :now,
-       :delay, :now, :failed_at, :failed_at, :error_type, :error_message, :fingerprint, :now, :resolved_by,
-       (SELECT coalesce(max(rev), 0) FROM redrive_edits WHERE subscription = :subscription AND position = :position))
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+       (SELECT coalesce(max(rev), 0) FROM redrive_edits WHERE subscription = ? AND position = ?))
 
 -- name: letter_retry
 -- One row or none: none means that an operator was faster, and the attempt's effects are dropped.
@@ -246,7 +245,7 @@ WHERE id = :id AND rev = :rev AND state = 'retrying'
 
 -- name: attempt_add
 INSERT INTO redrive_attempts (letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker)
-VALUES (:letter, :attempt, :now, :outcome, :error_type, :error_message, :traceback, :fingerprint, :worker)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: attempts_of
 SELECT attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker FROM redrive_attempts
@@ -271,6 +270,12 @@ SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.header
 FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 WHERE l.id = ?
+
+-- name: letter_events
+-- The same for a JSON list of letters, each with its letter's number in front.
+SELECT l.id, e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+FROM json_each(?) asked CROSS JOIN redrive_letters l ON l.id = asked.value JOIN redrive_events e ON e.position = l.position
+LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 
 -- name: letter_get
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,

@@ -48,12 +48,24 @@ class LetterContract(StoreTests):
             park(tx, row, 1, "a")
             old = head_of(tx, row, "a")
             again = {"reason": "failing", "attempts": 2, "due_at": NOW + 9, "delay": 8.0}
-            assert tx.letters.retry(old, "retrying", dict(again), FAILURE, NOW)
+            assert tx.letters.retry([(old, "retrying", dict(again), FAILURE)], NOW)
             new = head_of(tx, row, "a")
             assert (new.rev, new.attempts, new.due_at) == (old.rev + 1, 2, NOW + 9)
-            assert not tx.letters.retry(old, "dead", {"reason": "permanent", "attempts": 3}, FAILURE, NOW)
+            assert not tx.letters.retry([(old, "dead", {"reason": "permanent", "attempts": 3}, FAILURE)], NOW)
             assert not tx.letters.settle(old, "applied", 3, NOW, "retry")
             assert head_of(tx, row, "a") == new
+
+    def test_of_several_attempts_one_that_is_not_found_is_noticed(self) -> None:
+        row = self._subscribe()
+        with self.store.transaction() as tx:
+            park(tx, row, 1, "a")
+            park(tx, row, 2, "b")
+            heads = [head_of(tx, row, lane) for lane in "ab"]
+            again = {"reason": "failing", "attempts": 2, "due_at": NOW + 9, "delay": 8.0}
+            assert tx.letters.retry([(head, "retrying", dict(again), FAILURE) for head in heads], NOW)
+            moved = head_of(tx, row, "a")
+            dead = {"reason": "permanent", "attempts": 3}
+            assert not tx.letters.retry([(head, "dead", dict(dead), FAILURE) for head in (moved, heads[1])], NOW)
 
     def test_an_attempt_settles_only_what_is_retrying(self) -> None:
         row = self._subscribe()
@@ -61,7 +73,7 @@ class LetterContract(StoreTests):
             park(tx, row, 1, "a", state="dead", due_at=0.0)
             head = head_of(tx, row, "a")
             assert not tx.letters.settle(head, "applied", 2, NOW, "retry")
-            assert not tx.letters.retry(head, "dead", {"reason": "permanent", "attempts": 2}, FAILURE, NOW)
+            assert not tx.letters.retry([(head, "dead", {"reason": "permanent", "attempts": 2}, FAILURE)], NOW)
 
     def test_one_event_has_one_letter_per_subscription(self) -> None:
         one, two = self._subscribe("one"), self._subscribe("two")
@@ -82,7 +94,7 @@ class LetterContract(StoreTests):
             park(tx, row, 2, "b")
             head = head_of(tx, row, "a")
             other = Failure("KeyError", "k", "", "ba9876543210")
-            tx.letters.retry(head, "dead", {"reason": "permanent", "attempts": 2}, other, NOW)
+            tx.letters.retry([(head, "dead", {"reason": "permanent", "attempts": 2}, other)], NOW)
             assert tx.letters.counts(row.id) == {"retrying": 1, "dead": 1}
             kept = sorted(tx.sql.all("ledger_kept_counts", {"subscription": row.id}))
             assert kept == sorted(tx.sql.all("ledger_counts", {"subscription": row.id}))
@@ -128,13 +140,14 @@ class LetterContract(StoreTests):
             edited = tx.letters.event(number)
             assert edited is not None
             assert bytes(edited[8]) == b"20"
+            assert tx.letters.events([number, number + 1]) == {number: edited}
 
     def test_the_history_is_kept_in_order(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
             number = park(tx, row, 1, "a")
             for attempt in (1, 2):
-                tx.letters.log_attempt(number, attempt, "failing", FAILURE, NOW + attempt, "worker")
+                tx.letters.log_attempts([(number, attempt, "failing", FAILURE)], NOW + attempt, "worker")
             history = tx.sql.all("attempts_of", {"letter": number})
         assert [(line[0], line[1], line[2], line[5]) for line in history] == [
             (1, NOW + 1, "failing", "a traceback"), (2, NOW + 2, "failing", "a traceback"),

@@ -1,0 +1,54 @@
+"""What a projection's turn is about: the rows it takes, a piece of them, and what came of it all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.event import Event
+from redrive.runner.duty import Work
+from redrive.store.sql import Row
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one turn did, so that the loop knows when to come back."""
+
+    settled: int = 0
+    more: bool = False  # the batch was as large as may be: there is probably another one
+    rerun_after: float = 0.0  # a version conflict: wait this long before the same event runs again
+    stopped: bool = False
+    halt: str = ""
+    lane_full: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Is there certainly more to do, and nothing to wait for?"""
+        return self.more and not (self.rerun_after or self.stopped or self.halt or self.lane_full)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows to apply in order. Events are made a stride at a time: objects that die young cost little."""
+
+    rows: list[Row]
+    last: int  # everything read up to this position is in the batch, settled, or not asked for
+    full: bool = False  # as many rows as may be were read: there are probably more
+    failed: tuple[Any, ...] | None = None  # position and error of the one that failed when all ran at once
+    alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
+
+
+@dataclass(slots=True)
+class Span:
+    """A piece of a batch between two savepoints."""
+
+    run: list[Event[Any]]  # to be called
+    follow: list[Work]  # to queue behind a head
+    end: int  # index of the first row behind it
+    failed: Work | None = None  # the event at `end`, if it failed
+
+    def cut(self, failed: Work, end: int) -> None:
+        """This one failed: only what lies before it stays."""
+        self.run = [event for event in self.run if event.position < failed.position]
+        self.follow = [work for work in self.follow if work.position < failed.position]
+        self.failed, self.end = failed, end
