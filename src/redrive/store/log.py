@@ -70,10 +70,7 @@ class Logs:
     def append_derived(self, log_name: str, events: Sequence[NewEvent]) -> None:
         """Emissions of a whole group: one that is stored already is left as it is; versions follow by themselves."""
         log = self.id_of(log_name, create=True)
-        rows = [
-            (log, e.id, e.type, e.key, e.key, log, e.key, e.schema, e.time_us, e.headers_raw, e.data_raw)
-            for e in events
-        ]
+        rows = [(log, e.id, e.type, e.key, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events]
         self._sql.many("event_emit", rows)
 
     def _repeated(self, log: int, log_name: str, event: NewEvent) -> Row | None:
