@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from redrive.codec import encode_data
-from redrive.draft import draft
+from redrive.draft import derive
 from redrive.errors import EventError, UsageError
 from redrive.event import Event, NewEvent, emission_id
 
@@ -91,11 +91,8 @@ class Emitter:
         name = getattr(log, "name", None)
         if not isinstance(name, str):
             raise UsageError(f"emit takes a log as its first argument, not {log!r}")
-        made = draft(
-            self._types, self._env, type, data, key=key, headers=headers, expected_version=expected_version,
-            id=emission_id(self.identity, event.id, ordinal), derived=True,
-        )  # fmt: skip
-        return Emission(name, made)
+        made_id = emission_id(self.identity, event.id, ordinal)
+        return Emission(name, derive(self._types, self._env, made_id, type, data, key, headers, expected_version))
 
 
 class Office(Protocol):

@@ -26,24 +26,10 @@ def draft(
     headers: Mapping[str, str] | None = None,
     time: datetime | None = None,
     expected_version: int | None = None,
-    derived: bool = False,
 ) -> NewEvent:
     """`kind` is an event type with data beside it, or an instance of a class marked by `@redrive.event`."""
-    if isinstance(kind, str):
-        name, schema, raw = types.encode(data, check_type(kind))
-    elif data is None:
-        name, schema, raw = types.encode(kind) if is_model(type(kind)) else (None, 1, b"")
-    else:
-        raise UsageError("give a type and its data, or a typed event alone")
-    if name is None:
-        raise UsageError(f"{type(kind).__name__} is not an event type: mark the class with @redrive.event(name)")
-    if key is not None:
-        check_key(key)
-    if expected_version is not None:
-        if key is None:
-            raise UsageError("expected_version needs a key: versions count within a key")
-        if not isinstance(expected_version, int) or expected_version < 0:
-            raise EventError(f"expected_version is {expected_version!r}; it is 0 for a new key, else the last version")
+    name, schema, raw = _encode(types, kind, data)
+    _check_place(key, expected_version)
     now = env.clock.now()
     return NewEvent(
         id=new_id(now, env.dice) if id is None else check_id(id),
@@ -55,8 +41,26 @@ def draft(
         data_raw=raw,
         expected_version=expected_version,
         may_repeat=id is not None,
-        derived=derived,
     )
+
+
+def derive(
+    types: EventTypes,
+    env: Env,
+    id: str,
+    kind: Any,
+    data: Any,
+    key: str | None,
+    headers: Mapping[str, str] | None,
+    expected_version: int | None,
+) -> NewEvent:
+    """An emission: as `draft`, but its id is made of what caused it, so it may be stored already."""
+    name, schema, raw = _encode(types, kind, data)
+    _check_place(key, expected_version)
+    time_us = int(env.clock.now() * 1e6)
+    headers_raw = encode_headers(headers) if headers else None
+    # By position, which takes half as long: one is made per emission.
+    return NewEvent(id, name, key, schema, time_us, headers_raw, raw, expected_version, True, True)
 
 
 def draft_item(types: EventTypes, env: Env, item: Any) -> NewEvent:
@@ -69,6 +73,30 @@ def draft_item(types: EventTypes, env: Env, item: Any) -> NewEvent:
         raise EventError(f"append_many: {wrong}; an item has {', '.join(sorted(FIELDS))}")
     rest = {name: value for name, value in item.items() if name not in ("type", "data")}
     return draft(types, env, item["type"], item.get("data"), **rest)
+
+
+def _encode(types: EventTypes, kind: Any, data: Any) -> tuple[str, int, bytes]:
+    """Type, schema and bytes."""
+    if isinstance(kind, str):
+        name, schema, raw = types.encode(data, check_type(kind))
+    elif data is None:
+        name, schema, raw = types.encode(kind) if is_model(type(kind)) else (None, 1, b"")
+    else:
+        raise UsageError("give a type and its data, or a typed event alone")
+    if name is None:
+        raise UsageError(f"{type(kind).__name__} is not an event type: mark the class with @redrive.event(name)")
+    return name, schema, raw
+
+
+def _check_place(key: str | None, expected_version: int | None) -> None:
+    """The key, and the version that its last event is expected to have."""
+    if key is not None:
+        check_key(key)
+    if expected_version is not None:
+        if key is None:
+            raise UsageError("expected_version needs a key: versions count within a key")
+        if not isinstance(expected_version, int) or expected_version < 0:
+            raise EventError(f"expected_version is {expected_version!r}; it is 0 for a new key, else the last version")
 
 
 def _microseconds(time: datetime) -> int:

@@ -76,6 +76,23 @@ class LogContract(StoreTests):
             rows = tx.logs.after(tx.logs.id_of("orders"), 0, 10)
         assert [(bytes(row[8]), row[4]) for row in rows] == [(b"1", 1), (b"4", 2), (b"5", 3), (b"null", None)]
 
+    def test_many_derived_events_get_versions_without_gaps_whichever_are_stored_already(self) -> None:
+        keys = ["a", "b", None, 'c"\\ü\u2028']
+        for stored in ((), (0,), (17,), (3, 40), tuple(range(41))):
+            log = f"stored {len(stored)} {sum(stored)}"
+            made = [self._new(data=n, id=f"derived {n}", key=keys[n % 4]) for n in range(41)]
+            before = [self._new(data="first", id="before", key="a"), *(made[n] for n in stored)]
+            self._put(*before, log=log)
+            with self.store.transaction() as tx:
+                tx.logs.append_derived(log, [event._replace(derived=True) for event in made])
+            with self.store.reading() as tx:
+                rows = tx.logs.after(tx.logs.id_of(log), 0, 100)
+            late = [event.id for event in made if event not in before]
+            assert [row[1] for row in rows] == [*(event.id for event in before), *late]
+            for key in keys:
+                versions = [row[4] for row in rows if row[3] == key]
+                assert versions == ([None] * len(versions) if key is None else list(range(1, len(versions) + 1)))
+
     def test_reading_goes_on_above_a_position_up_to_a_limit(self) -> None:
         positions = self._put(*(self._new(data=n) for n in range(5)))
         with self.store.reading() as tx:
