@@ -9,7 +9,7 @@ from redrive.testing.contracts.base import StoreTests, expect
 
 
 class LogContract(StoreTests):
-    """What appends and reads rely on."""
+    """What appends rely on."""
 
     def test_positions_grow_over_all_logs_and_each_log_has_its_own_events(self) -> None:
         first = self._put(self._new(), self._new())
@@ -92,6 +92,10 @@ class LogContract(StoreTests):
             for key in keys:
                 versions = [row[4] for row in rows if row[3] == key]
                 assert versions == ([None] * len(versions) if key is None else list(range(1, len(versions) + 1)))
+
+
+class ReadingContract(StoreTests):
+    """What reads rely on."""
 
     def test_reading_goes_on_above_a_position_up_to_a_limit(self) -> None:
         positions = self._put(*(self._new(data=n) for n in range(5)))

@@ -8,10 +8,12 @@ class TestMyStore(StoreContract):
 from __future__ import annotations
 
 from redrive.testing.contracts.letters import BookContract, LetterContract
-from redrive.testing.contracts.logs import LogContract
+from redrive.testing.contracts.logs import LogContract, ReadingContract
 from redrive.testing.contracts.progress import KeyedContract, ProgressContract
 from redrive.testing.contracts.transactions import TransactionContract
 
 
-class StoreContract(TransactionContract, LogContract, ProgressContract, KeyedContract, LetterContract, BookContract):
+class StoreContract(
+    TransactionContract, LogContract, ReadingContract, ProgressContract, KeyedContract, LetterContract, BookContract
+):
     """Everything the engine asks of a store."""
