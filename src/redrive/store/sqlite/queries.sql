@@ -22,7 +22,9 @@ INSERT INTO redrive_logs (name) VALUES (:name) ON CONFLICT DO NOTHING
 SELECT id, name FROM redrive_logs ORDER BY name
 
 -- name: event_insert
-INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+-- Run with one VALUES row or several. FAIL: what was inserted before the failing row stays until the transaction or the
+-- savepoint is rolled back, which happens anyway; so SQLite need not copy every page it touches to undo the statement.
+INSERT OR FAIL INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: event_emit
@@ -41,6 +43,11 @@ WHERE position = ? AND log = ?
 
 -- name: key_version
 SELECT max(version) FROM redrive_events WHERE log = ? AND key = ?
+
+-- name: key_versions
+-- The same for many keys in one step: a JSON list of keys in, a JSON object out.
+SELECT json_group_object(value, (SELECT max(version) FROM redrive_events WHERE log = ? AND key = value))
+FROM json_each(?)
 
 -- name: events_after
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events

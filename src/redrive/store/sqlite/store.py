@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from redrive.errors import CommitUnknown, EventError, StoreBusy, StoreError, UsageError
 from redrive.failpoints import hit
+from redrive.store.append import append_all
 from redrive.store.books import Books
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
@@ -216,7 +218,7 @@ class SqliteStore:
     def sync(self) -> None:
         """Make every commit so far durable: a FULL commit that changes something syncs the whole WAL."""
         with self.transaction() as tx:
-            tx.sql.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
+            _need_sync(tx)
 
     def checkpoint(self, *, idle: bool = False) -> None:
         """Copy the WAL back into the file, PASSIVE, while we hold the write lock (see ADR 3)."""
@@ -298,44 +300,49 @@ class SqliteStore:
         outcomes: list[tuple[Any, BaseException | None]]
         try:
             try:
-                outcomes = self._append_all(group, isolate=False)
-            except (
-                EventError,
-                UsageError,
-            ):  # somebody's event is refused: the others once more, each behind a savepoint
+                outcomes = self._append_all(group)
+            except (EventError, UsageError):  # somebody's event is refused: the others once more
                 if len(group) == 1:
                     raise
-                outcomes = self._append_all(group, isolate=True)
+                outcomes = self._append_each(group)
         except BaseException as error:
             outcomes = [(None, error)] * len(group)
         for appending, (rows, failure) in zip(group, outcomes, strict=True):
             appending.done(rows, failure)
 
-    def _append_all(self, group: list[Appending], *, isolate: bool) -> list[tuple[Any, BaseException | None]]:
+    def _append_all(self, group: list[Appending]) -> list[tuple[Any, BaseException | None]]:
+        with self._appending() as tx:
+            batches = [(appending.log, appending.events) for appending in group]
+            rows, repeated = append_all(tx.logs, tx.sql, batches)
+            if repeated:
+                _need_sync(tx)
+        following = iter(rows)
+        return [(list(islice(following, len(appending.events))), None) for appending in group]
+
+    def _append_each(self, group: list[Appending]) -> list[tuple[Any, BaseException | None]]:
+        """Each behind a savepoint."""
         outcomes: list[tuple[Any, BaseException | None]] = []
-        with self.transaction() as tx:
-            hit("append.begun")
-            repeated = False
+        with self._appending() as tx:
             for appending in group:
-                if isolate:
-                    tx.savepoint()
+                tx.savepoint()
                 try:
-                    rows, again = tx.logs.append(appending.log, appending.events)
-                    repeated = repeated or again
+                    rows, repeated = tx.logs.append(appending.log, appending.events)
+                    if repeated:
+                        _need_sync(tx)
                     outcomes.append((rows, None))
                 except (EventError, UsageError) as error:
-                    if not isolate:
-                        raise
                     tx.undo()
-                    tx.logs.forget()
                     outcomes.append((None, error))
-                if isolate:
-                    tx.keep()
-            if repeated:  # the earlier copy may have been written by a NORMAL transaction: sync before answering
-                tx.sql.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
+                tx.keep()
+        return outcomes
+
+    @contextmanager
+    def _appending(self) -> Iterator[SqliteTx]:
+        with self.transaction() as tx:
+            hit("append.begun")
+            yield tx
             hit("append.before_commit")
         hit("append.committed")
-        return outcomes
 
     def close(self) -> None:
         """Finish what was submitted, checkpoint, close."""
@@ -346,6 +353,11 @@ class SqliteStore:
             connections.add(self._watch)
         for connection in connections:
             connection.close()
+
+
+def _need_sync(tx: SqliteTx) -> None:
+    """Change something, so that the commit syncs: an earlier copy may come from a NORMAL transaction."""
+    tx.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
 
 
 def _run(job: Callable[[], Any], done: Done) -> None:
