@@ -172,7 +172,7 @@ class Log:
             answer.extend((rows, error))
             answered.set()
 
-        self._runtime.store.append(Appending(self.name, events, done))
+        self._runtime.store.append(Appending(self.name, events, done), here=True)
         answered.wait()
         rows, error = answer
         if error is not None:

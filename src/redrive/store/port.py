@@ -124,8 +124,11 @@ class Store(Protocol):
         """A consistent snapshot for reading."""
         ...
 
-    def append(self, appending: Appending) -> None:
-        """Append durably; the appending's `done(rows, error)` is called when it is committed."""
+    def append(self, appending: Appending, *, here: bool = False) -> None:
+        """Append durably; the appending's `done(rows, error)` is called when it is committed.
+
+        `here`: the caller does nothing until then, so that it may happen in its own thread.
+        """
         ...
 
     def inside_transaction(self) -> bool:
