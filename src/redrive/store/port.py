@@ -85,7 +85,7 @@ class LetterRow(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would cost as much as the rest of an append's way through the queue
 class Appending:
     """One caller's append, waiting to be committed with others."""
 
