@@ -77,6 +77,7 @@ def _dump(model: Any) -> Any:
 
 _to_json = msgspec.json.Encoder(enc_hook=_plain).encode
 from_json = msgspec.json.Decoder().decode
+to_json = msgspec.json.Encoder().encode
 # The second, binary encoding is thrown away: it fails or shows where JSON would quietly change the data. It costs
 # less than half a microsecond, which a walk over the tree in Python does not.
 _probe = msgspec.msgpack.Encoder(enc_hook=_plain).encode

@@ -31,16 +31,16 @@ def draft(
     name, schema, raw = _encode(types, kind, data)
     _check_place(key, expected_version)
     now = env.clock.now()
-    return NewEvent(
-        id=new_id(now, env.dice) if id is None else check_id(id),
-        type=name,
-        key=key,
-        schema=schema,
-        time_us=int(now * 1e6) if time is None else _microseconds(time),
-        headers_raw=encode_headers(headers),
-        data_raw=raw,
-        expected_version=expected_version,
-        may_repeat=id is not None,
+    return NewEvent(  # by place: names would take as long as the check of the data
+        new_id(now, env.dice) if id is None else check_id(id),
+        name,
+        key,
+        schema,
+        int(now * 1e6) if time is None else _microseconds(time),
+        None if headers is None else encode_headers(headers),
+        raw,
+        expected_version,
+        id is not None,
     )
 
 

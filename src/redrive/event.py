@@ -154,9 +154,9 @@ def new_id(now_s: float, dice: Random) -> str:
 
     It keeps no memory of the last one, so the same clock and dice give the same ids.
     """
-    ticks = f"{int(now_s * 4_096_000.0):015x}"  # 48 bits of milliseconds, 12 of their fraction
-    noise = f"{0x8000_0000_0000_0000 | dice.getrandbits(62):x}"  # the variant, then chance
-    return f"{ticks[:8]}-{ticks[8:12]}-7{ticks[12:]}-{noise[:4]}-{noise[4:]}"
+    ticks = int(now_s * 4_096_000.0)  # 48 bits of milliseconds, 12 of their fraction; then the variant and chance
+    digits = (ticks << 64 | 0x8000_0000_0000_0000 | dice.getrandbits(62)).to_bytes(16).hex()
+    return f"{digits[1:9]}-{digits[9:13]}-7{digits[13:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def emission_id(subscription: str, event_id: str, ordinal: int) -> str:

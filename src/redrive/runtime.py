@@ -109,6 +109,12 @@ class Runtime:
         self._notice_fork()
         return self._readers is not None
 
+    def is_transacting(self) -> bool:
+        """Is the running task inside app.transaction()?"""
+        import asyncio
+
+        return self.transacting is not None and self.transacting is asyncio.current_task()
+
     def notify(self, log: str, count: int, position: int) -> None:
         """Events were appended by this process: wake our loops at once, tell listeners."""
         self.signals.tell((sig.Appended(log, count, position),))

@@ -46,20 +46,45 @@ async def poll(
     changed: Callable[[], bool], wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float
 ) -> None:
     """Look for commits of other processes: often while there are some, seldom when idle, never while all are busy."""
-    pause = low
     while True:
-        if not any(wake.is_waited_for for wake in wakes):  # whoever works looks for itself, and is not disturbed
+        if not _anybody_waits(wakes):  # whoever works looks for itself, and is not disturbed
             resting.clear()
             await resting.wait()
-            pause = low
-        await asyncio.sleep(pause)
+        await _look_until_all_are_busy(changed, wakes, low, high)
+
+
+async def _look_until_all_are_busy(changed: Callable[[], bool], wakes: Iterable[Wake], low: float, high: float) -> None:
+    """A timer that sets itself again: waking a task that sleeps is a second step, a fifth of what being idle costs."""
+    loop = asyncio.get_running_loop()
+    busy: asyncio.Future[None] = loop.create_future()
+    timer: asyncio.TimerHandle
+
+    def look(pause: float) -> None:
+        nonlocal timer
+        if busy.done():
+            return
         try:
             news = changed()
         except StoreError:
             news = False
+        except Exception as error:  # ours: the poller's task ends with it
+            busy.set_exception(error)
+            return
         if news:
-            pause = low
             for wake in wakes:
                 wake.ring()
-        else:
-            pause = min(pause * 1.2, high)
+        elif not _anybody_waits(wakes):
+            busy.set_result(None)
+            return
+        pause = low if news else min(pause * 1.2, high)
+        timer = loop.call_later(pause, look, pause)
+
+    timer = loop.call_later(low, look, low)
+    try:
+        await busy
+    finally:
+        timer.cancel()
+
+
+def _anybody_waits(wakes: Iterable[Wake]) -> bool:
+    return any(wake.is_waited_for for wake in wakes)

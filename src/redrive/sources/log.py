@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
-from weakref import WeakKeyDictionary
 
 from redrive.context import Tx
 from redrive.draft import draft, draft_item
@@ -16,45 +15,11 @@ from redrive.event import Event, NewEvent, from_row
 from redrive.store.port import Appending
 
 if TYPE_CHECKING:
-    import asyncio
-
     from redrive.runtime import Runtime
+    from redrive.sources.answers import Answers
 
 PAGE = 500  # events read at a time by `read`
 APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
-
-
-_boxes: WeakKeyDictionary[Any, deque[Any]] = WeakKeyDictionary()  # answers, by event loop
-
-
-class Answer:
-    """Brings an append's result from the writer's thread to its event loop; one wake-up for a whole group."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: asyncio.Future[list[Any]]) -> None:
-        self._future = future
-
-    def __call__(self, rows: Any, error: BaseException | None) -> None:
-        loop = self._future.get_loop()
-        box = _boxes.setdefault(loop, deque())
-        box.append((self._future, rows, error))
-        if len(box) == 1:  # whoever empties the box takes what was added meanwhile, too
-            try:
-                loop.call_soon_threadsafe(self._empty, box)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                box.clear()
-
-    @staticmethod
-    def _empty(box: deque[Any]) -> None:
-        while box:
-            future, rows, error = box[0]
-            if not future.done():
-                if error is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(rows)
-            box.popleft()
 
 
 class Log:
@@ -67,6 +32,7 @@ class Log:
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.name = name
         self._runtime = runtime
+        self._answers: Answers | None = None
 
     def __repr__(self) -> str:
         return f"Log({self.name!r})"
@@ -133,15 +99,19 @@ class Log:
             self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
             expected_version=expected_version,
         )  # fmt: skip
-        import asyncio  # a producer that never awaits need not load it
-
-        if self._runtime.transacting is not None and self._runtime.transacting is asyncio.current_task():
+        runtime = self._runtime
+        if runtime.transacting is not None and runtime.is_transacting():
             raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._runtime.store.append(Appending(self.name, [event], Answer(future)))
+        if self._answers is None:
+            from redrive.sources.answers import Answers  # a producer that never awaits need not load asyncio
+
+            self._answers = Answers()
+        self._answers = answers = self._answers.here()
+        future = answers.loop.create_future()
+        runtime.store.append(Appending(self.name, [event], partial(answers.put, future)))
         rows = await future
-        self._runtime.notify(self.name, 1, rows[-1][0])
-        return from_row(rows[0], self._runtime.types)
+        runtime.notify(self.name, 1, rows[-1][0])
+        return from_row(rows[0], runtime.types)
 
     def read(self, after: int = 0) -> Iterator[Event[Any]]:
         """All events above a position, in order, a page at a time."""
@@ -172,7 +142,7 @@ class Log:
             answer.extend((rows, error))
             answered.set()
 
-        self._runtime.store.append(Appending(self.name, events, done))
+        self._runtime.store.append(Appending(self.name, events, done), here=True)
         answered.wait()
         rows, error = answer
         if error is not None:

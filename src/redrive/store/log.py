@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from redrive.errors import IdConflict, UsageError, VersionConflict
 from redrive.event import NewEvent
+from redrive.store.append import append_all
 from redrive.store.sql import Row, Sql
 
 EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gain nothing
@@ -44,34 +44,8 @@ class Logs:
         self._ids.clear()
 
     def append(self, log_name: str, events: Sequence[NewEvent]) -> tuple[list[Row], bool]:
-        """Store events in order and return their rows, and whether one of them was there already.
-
-        Checks each expected version and id; raises before anything of the failing event is written,
-        so a caller that goes on after an error needs a savepoint around the call.
-        """
-        log = self.id_of(log_name, create=True)
-        execute = self._sql.connection.execute
-        insert, versions = self._sql.queries["event_insert"], self._sql.queries["key_version"]
-        rows: list[Row] = []
-        repeated = False
-        for event in events:
-            stored = self._repeated(log, log_name, event) if event.may_repeat else None
-            if stored is not None:
-                rows.append(stored)
-                repeated = True
-                continue
-            version = None
-            if event.key is not None:
-                actual = execute(versions, (log, event.key)).fetchone()[0] or 0
-                if event.expected_version is not None and event.expected_version != actual:
-                    raise VersionConflict(log_name, event.key, event.expected_version, actual)
-                version = actual + 1
-            elif event.expected_version is not None:
-                raise UsageError("expected_version needs a key: versions count within a key")
-            fields = (event.type, event.key, version, event.schema, event.time_us, event.headers_raw, event.data_raw)
-            position = execute(insert, (log, event.id, *fields)).lastrowid
-            rows.append((position, event.id, *fields))
-        return rows, repeated
+        """Store events in order and return their rows, and whether one of them was there already."""
+        return append_all(self, self._sql, [(log_name, events)])
 
     def append_derived(self, log_name: str, events: Sequence[NewEvent]) -> None:
         """Emissions of a whole group: one that is stored already is left as it is; versions follow by themselves."""
@@ -104,25 +78,6 @@ class Logs:
             return True
         self._sql.run("emitted_above", (log, last))
         return False
-
-    def _repeated(self, log: int, log_name: str, event: NewEvent) -> Row | None:
-        """An id seen before: the same content is the same event, other content is an error."""
-        stored = self._sql.one("event_by_id", (log, event.id))
-        if stored is None:
-            return None
-        if event.derived:
-            return stored
-        same = (stored[2], stored[3], stored[5], bytes(stored[8])) == (
-            event.type,
-            event.key,
-            event.schema,
-            event.data_raw,
-        )
-        if not same:
-            raise IdConflict(
-                f"log {log_name!r} has an event {event.id!r} with other content; an id names one fact: use a new id"
-            )
-        return stored
 
     def after(self, log: int, position: int, limit: int) -> list[Row]:
         """The next rows above a position, in order.

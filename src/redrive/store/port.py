@@ -85,7 +85,7 @@ class LetterRow(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would cost as much as the rest of an append's way through the queue
 class Appending:
     """One caller's append, waiting to be committed with others."""
 
@@ -124,8 +124,11 @@ class Store(Protocol):
         """A consistent snapshot for reading."""
         ...
 
-    def append(self, appending: Appending) -> None:
-        """Append durably; the appending's `done(rows, error)` is called when it is committed."""
+    def append(self, appending: Appending, *, here: bool = False) -> None:
+        """Append durably; the appending's `done(rows, error)` is called when it is committed.
+
+        `here`: the caller does nothing until then, so that it may happen in its own thread.
+        """
         ...
 
     def inside_transaction(self) -> bool:

@@ -26,6 +26,10 @@ ROLLBACK = "ROLLBACK -- redrive"
 # which the authorizer refuses: nothing is written between our BEGIN and our COMMIT but in the transaction they enclose.
 ISOLATION: Literal["DEFERRED"] = "DEFERRED"
 
+# The WAL starts over in the room it has: a sync of bytes that were overwritten takes half as long as one that also has
+# to make a longer file durable. What it grew beyond this, say under a long read transaction, is given back.
+WAL_KEPT_BYTES = 20_000_000  # the default checkpoint_pages, and the transaction that went past it
+
 _WORLD = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
@@ -81,7 +85,7 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
         )
         # A checkpoint racing a writer corrupts files on SQLite < 3.51.3: we checkpoint ourselves, under the write lock.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA journal_size_limit = 0")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
         if path != ":memory:":
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":

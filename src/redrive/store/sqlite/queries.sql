@@ -22,7 +22,9 @@ INSERT INTO redrive_logs (name) VALUES (:name) ON CONFLICT DO NOTHING
 SELECT id, name FROM redrive_logs ORDER BY name
 
 -- name: event_insert
-INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+-- Run with one VALUES row or several. FAIL: what was inserted before the failing row stays until the transaction or the
+-- savepoint is rolled back, which happens anyway; so SQLite need not copy every page it touches to undo the statement.
+INSERT OR FAIL INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: event_emit

@@ -8,25 +8,26 @@ job in the caller's thread: the simulator and the test harness need that.
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from redrive.errors import CommitUnknown, EventError, StoreBusy, StoreError, UsageError
 from redrive.failpoints import hit
+from redrive.store.append import Batch, append_all
 from redrive.store.books import Books
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
 from redrive.store.port import Appending
 from redrive.store.progress import Progress
-from redrive.store.sql import Sql, load_queries
+from redrive.store.sql import Row, Sql, load_queries
 from redrive.store.sqlite.connection import (
     BEGIN,
     COMMIT,
@@ -43,9 +44,11 @@ from redrive.store.sqlite.writer import Writer
 
 log = logging.getLogger("redrive")
 
-PAGE_BYTES = 4096
+WAL_HEADER_BYTES, WAL_FRAME_BYTES = 32, 24  # in front of the file, in front of every page in it
 ENDED = "SQLite ended the transaction by itself; nothing was written"
-BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.005  # seconds between two tries for the write lock
+# Seconds between two tries for the write lock. A producer that commits one event after the other leaves gaps of less
+# than a millisecond: who looks seldom may miss them for a quarter of a second. A try costs 15 µs.
+BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.001
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -117,7 +120,7 @@ class SqliteStore:
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
         self._seen_version = -1
-        self._checkpointed = 0
+        self._checkpointed = self._seen_changes = 0
         self._writer = None if inline else Writer(self)
 
     @staticmethod
@@ -154,6 +157,8 @@ class SqliteStore:
                     raise
                 self._commit(tx)
             finally:
+                if tx.connection.in_transaction:  # Ctrl-C struck between BEGIN and the block, or between it and COMMIT
+                    self._rollback(tx)
                 self._holder = self._current = None
 
     def _begin(self, tx: SqliteTx) -> None:
@@ -216,15 +221,18 @@ class SqliteStore:
     def sync(self) -> None:
         """Make every commit so far durable: a FULL commit that changes something syncs the whole WAL."""
         with self.transaction() as tx:
-            tx.sql.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
+            _need_sync(tx)
 
-    def checkpoint(self, *, idle: bool = False) -> None:
-        """Copy the WAL back into the file, PASSIVE, while we hold the write lock (see ADR 3)."""
-        changes = self._full.connection.total_changes + self._normal.connection.total_changes
-        # A reader that stays keeps the WAL long: then not after every job, but after as many changes again.
-        if self.path == ":memory:" or changes - self._checkpointed < (1 if idle else self._checkpoint_pages):
+    def checkpoint(self, *, idle: bool = False, last: bool = False) -> None:
+        """Copy the WAL back into the file, PASSIVE, while we hold the write lock (see ADR 3).
+
+        When it is long; `idle`: also if it is short and nothing was written since the last look; `last`: in any case.
+        """
+        changes, seen = self._changes(), self._seen_changes
+        self._seen_changes = changes
+        if self.path == ":memory:" or changes == self._checkpointed or (idle and changes != seen):
             return
-        if not idle and self._wal_pages() < self._checkpoint_pages:
+        if not (idle or last or (self._has_grown() and self._wal_is_long())):
             return
         with self._mutex:
             try:
@@ -240,12 +248,28 @@ class SqliteStore:
                 self._rollback(self._full)
             self._checkpointed = changes
 
-    def _wal_pages(self) -> int:
-        """How long the WAL is; a reset cuts the file (journal_size_limit), so that its size tells."""
+    def _changes(self) -> int:
+        """How many rows this process has written."""
+        return self._full.connection.total_changes + self._normal.connection.total_changes
+
+    def _has_grown(self) -> bool:
+        """Is it worth asking how long the WAL is? If a reader keeps it long: after as many changes again."""
+        return self._changes() - self._checkpointed >= self._checkpoint_pages
+
+    def _wal_is_long(self) -> bool:
+        """Does the WAL hold `checkpoint_pages` or more? Its size does not tell: it is overwritten, not cut.
+
+        Every frame repeats the salt of the header, and a WAL that starts over has another one. SQLite never
+        locks this file, so that opening and closing it is harmless (it would not be for the other two).
+        """
         try:
-            return os.stat(f"{self.path}-wal").st_size // PAGE_BYTES
+            with open(f"{self.path}-wal", "rb", buffering=0) as wal:
+                header = wal.read(WAL_HEADER_BYTES)
+                frame = WAL_FRAME_BYTES + int.from_bytes(header[8:12])
+                wal.seek(WAL_HEADER_BYTES + (self._checkpoint_pages - 1) * frame)
+                return wal.read(16)[8:] == header[16:24] != b""
         except OSError:
-            return 0
+            return False
 
     def changed(self) -> bool:
         """Has any connection, of any process, committed since the last call?"""
@@ -286,66 +310,90 @@ class SqliteStore:
         """Does anybody else wait to write here? A job that could go on asks, and makes room."""
         return self._writer is None or self._writer.is_wanted()
 
-    def append(self, appending: Appending) -> None:
-        """Append durably; appends that wait together are committed together."""
-        if self._writer is not None:
-            self._writer.append(appending)
+    def append(self, appending: Appending, *, here: bool = False) -> None:
+        """Append durably; appends that wait together are committed together.
+
+        `here`: the caller will wait for it, so it may be done in its thread. Two changes of threads take longer than a
+        commit. Who meets another writer queues up all the same: those who wait share a commit, and in order.
+        """
+        writer = self._writer
+        if writer is None:
+            self.append_group([appending])
+        elif not here or writer.is_busy or self._mutex.locked():
+            writer.append(appending)
         else:
             self.append_group([appending])
+            if self._has_grown():
+                writer.nudge()
 
     def append_group(self, group: list[Appending]) -> None:
         """One FULL transaction for many callers; one caller's error is only its own."""
         outcomes: list[tuple[Any, BaseException | None]]
         try:
             try:
-                outcomes = self._append_all(group, isolate=False)
-            except (
-                EventError,
-                UsageError,
-            ):  # somebody's event is refused: the others once more, each behind a savepoint
+                following = iter(self._append_all([(appending.log, appending.events) for appending in group]))
+                outcomes = [(list(islice(following, len(appending.events))), None) for appending in group]
+            except (EventError, UsageError):  # somebody's event is refused: the others once more
                 if len(group) == 1:
                     raise
-                outcomes = self._append_all(group, isolate=True)
+                outcomes = self._append_each(group)
         except BaseException as error:
             outcomes = [(None, error)] * len(group)
         for appending, (rows, failure) in zip(group, outcomes, strict=True):
             appending.done(rows, failure)
 
-    def _append_all(self, group: list[Appending], *, isolate: bool) -> list[tuple[Any, BaseException | None]]:
+    def _append_all(self, batches: Sequence[Batch]) -> list[Row]:
+        with self._appending() as tx:
+            rows, repeated = append_all(tx.logs, tx.sql, batches)
+            if repeated:
+                _need_sync(tx)
+        return rows
+
+    def _append_each(self, group: list[Appending]) -> list[tuple[Any, BaseException | None]]:
+        """Each behind a savepoint."""
         outcomes: list[tuple[Any, BaseException | None]] = []
-        with self.transaction() as tx:
-            hit("append.begun")
-            repeated = False
+        with self._appending() as tx:
             for appending in group:
-                if isolate:
-                    tx.savepoint()
+                tx.savepoint()
                 try:
-                    rows, again = tx.logs.append(appending.log, appending.events)
-                    repeated = repeated or again
+                    rows, repeated = tx.logs.append(appending.log, appending.events)
+                    if repeated:
+                        _need_sync(tx)
                     outcomes.append((rows, None))
                 except (EventError, UsageError) as error:
-                    if not isolate:
-                        raise
                     tx.undo()
-                    tx.logs.forget()
                     outcomes.append((None, error))
-                if isolate:
-                    tx.keep()
-            if repeated:  # the earlier copy may have been written by a NORMAL transaction: sync before answering
-                tx.sql.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
+                tx.keep()
+        return outcomes
+
+    @contextmanager
+    def _appending(self) -> Iterator[SqliteTx]:
+        with self.transaction() as tx:
+            hit("append.begun")
+            yield tx
             hit("append.before_commit")
         hit("append.committed")
-        return outcomes
 
     def close(self) -> None:
         """Finish what was submitted, checkpoint, close."""
         if self._writer is not None:
             self._writer.stop()
+        with (
+            nullcontext() if self.inside_transaction() else self._mutex
+        ):  # an append may be under way in its own thread
+            self._close_connections()
+
+    def _close_connections(self) -> None:
         connections = {self._full.connection, self._normal.connection, *(tx.connection for tx in self._readers)}
         if self._watch is not None:
             connections.add(self._watch)
         for connection in connections:
             connection.close()
+
+
+def _need_sync(tx: SqliteTx) -> None:
+    """Change something, so that the commit syncs: an earlier copy may come from a NORMAL transaction."""
+    tx.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
 
 
 def _run(job: Callable[[], Any], done: Done) -> None:

@@ -34,6 +34,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Appending | Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"redrive-writer {store.path}", daemon=True)
         self._stopped = False
+        self._busy = False
         self._thread.start()
 
     def submit(self, run: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
@@ -44,10 +45,21 @@ class Writer:
         """Queue an append for the next group."""
         self._put(appending)
 
+    def nudge(self) -> None:
+        """Somebody wrote without us: look whether it is time for a checkpoint."""
+        if not self._stopped:
+            self._put(_NOTHING)
+
     def _put(self, item: Appending | Job) -> None:
         if self._stopped:
             raise StoreError("the store is closed")
+        self._busy = True
         self._queue.put(item)
+
+    @property
+    def is_busy(self) -> bool:
+        """Does the thread work, or is there something for it to do, or has it ended?"""
+        return self._busy or self._stopped or not self._queue.empty()
 
     def is_wanted(self) -> bool:
         """Does anybody wait for the thread?"""
@@ -64,15 +76,17 @@ class Writer:
     def _loop(self) -> None:
         item: Appending | Job | None
         while True:
+            self._busy = not self._queue.empty()
             try:
                 item = self._queue.get(timeout=IDLE_SECONDS)
             except queue.Empty:
                 self._store.checkpoint(idle=True)
                 continue
+            self._busy = True  # again: it was put before we said that we are not
             while isinstance(item, Appending):
                 item = self._append_waiting(item)
             if item is None:
-                self._store.checkpoint(idle=True)
+                self._store.checkpoint(last=True)
                 return
             if isinstance(item, Job):
                 _run(item)

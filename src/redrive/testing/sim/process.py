@@ -139,7 +139,7 @@ class SimStore(SqliteStore):
     def submit(self, job: Callable[[], Any], done: Done) -> None:
         self._process.submit(job, done)
 
-    def append(self, appending: Appending) -> None:
+    def append(self, appending: Appending, *, here: bool = False) -> None:
         answers: list[tuple[Any, BaseException | None]] = []
         kept = replace(appending, done=lambda rows, error: answers.append((rows, error)))
         self._process.submit(lambda: self.append_group([kept]), lambda *_: appending.done(*answers[0]))

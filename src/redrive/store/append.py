@@ -1,0 +1,121 @@
+"""Appending: versions and ids are checked, rows are written and numbered, a whole group at a time.
+
+Every statement is a chance to lose the interpreter's lock to a busy event loop, for up to five milliseconds; so a
+group of any size takes one statement to learn the versions and one for up to 64 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from typing import Protocol
+
+from redrive.codec import from_json, to_json
+from redrive.errors import IdConflict, UsageError, VersionConflict
+from redrive.event import NewEvent
+from redrive.store.sql import Row, Sql
+
+Batch = tuple[str, Sequence[NewEvent]]  # a log's name, and what is appended to it
+
+INSERT_MAX = 64  # rows per statement: each is cheaper than the one before, here no longer by much
+
+
+class Names(Protocol):
+    """Who knows the number of a log."""
+
+    def id_of(self, name: str, *, create: bool = False) -> int: ...
+
+
+def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[Row], bool]:
+    """Store events in order and return their rows, and whether one of them was there already.
+
+    Checks each expected version and id. After an error some events may be written and others not,
+    so a caller that goes on needs a savepoint around the call.
+    """
+    logs = {log_name: names.id_of(log_name, create=True) for log_name, _ in batches}
+    versions = _last_versions(sql, logs, batches)
+    rows: list[Row] = []
+    waiting: list[Row] = []  # the next to be inserted: rows whose position is not known yet
+    given: set[tuple[int, str]] = set()  # ids among them that a caller chose, and may have chosen twice
+    repeated = False
+    for log_name, events in batches:
+        log, last = logs[log_name], versions[log_name]
+        for event in events:
+            id, kind, key, schema, time_us, headers, data, expected, may_repeat, _ = event
+            if may_repeat:
+                if (log, id) in given:  # the first must be there to be found
+                    _insert(sql, waiting, rows)
+                stored = _repeated(sql, log, log_name, event)
+                if stored is not None:
+                    _insert(sql, waiting, rows)
+                    rows.append(stored)
+                    repeated = True
+                    continue
+                given.add((log, id))
+            version = None
+            if key is not None:
+                actual = last[key] or 0
+                if expected is not None and expected != actual:
+                    raise VersionConflict(log_name, key, expected, actual)
+                last[key] = version = actual + 1
+            elif expected is not None:
+                raise UsageError("expected_version needs a key: versions count within a key")
+            waiting.append((log, id, kind, key, version, schema, time_us, headers, data))
+    _insert(sql, waiting, rows)
+    return rows, repeated
+
+
+def _last_versions(sql: Sql, logs: dict[str, int], batches: Sequence[Batch]) -> dict[str, dict[str, int | None]]:
+    """By log and key, what the log holds now; None for a key that has no events yet."""
+    keys: dict[str, set[str]] = {log_name: set() for log_name in logs}
+    for log_name, events in batches:
+        keys[log_name].update([event.key for event in events if event.key is not None])
+    found: dict[str, dict[str, int | None]] = {}
+    for log_name, wanted in keys.items():
+        log = logs[log_name]
+        if len(wanted) > 1:
+            found[log_name] = from_json(sql.value("key_versions", (log, to_json([*wanted]).decode())))
+        else:
+            found[log_name] = {key: sql.value("key_version", (log, key)) for key in wanted}
+    return found
+
+
+def _insert(sql: Sql, waiting: list[Row], rows: list[Row]) -> None:
+    """Insert what waits, and move it to `rows` with the positions it got."""
+    insert, done = sql.queries["event_insert"], 0
+    while done < len(waiting):
+        # The largest power of two that fits: seven statements in all, which the connection keeps prepared.
+        count = min(1 << (len(waiting) - done).bit_length() - 1, INSERT_MAX)
+        part = waiting[done : done + count]
+        last = sql.connection.execute(_widened(insert, count), [*chain.from_iterable(part)]).lastrowid
+        # One statement numbers its rows one after the other, and nobody else writes meanwhile.
+        rows.extend([(position, *row[1:]) for position, row in enumerate(part, last - count + 1)])
+        done += count
+    waiting.clear()
+
+
+@cache
+def _widened(insert: str, rows: int) -> str:
+    """The statement for one row, for several: `VALUES (…), (…), (…)`."""
+    return insert + f", {insert[insert.rindex('(') :]}" * (rows - 1)
+
+
+def _repeated(sql: Sql, log: int, log_name: str, event: NewEvent) -> Row | None:
+    """An id seen before: the same content is the same event, other content is an error."""
+    stored = sql.one("event_by_id", (log, event.id))
+    if stored is None:
+        return None
+    if event.derived:
+        return stored
+    same = (stored[2], stored[3], stored[5], bytes(stored[8])) == (
+        event.type,
+        event.key,
+        event.schema,
+        event.data_raw,
+    )
+    if not same:
+        raise IdConflict(
+            f"log {log_name!r} has an event {event.id!r} with other content; an id names one fact: use a new id"
+        )
+    return stored
