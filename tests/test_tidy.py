@@ -75,6 +75,7 @@ BROAD_EXCEPT = {
     "runner/supervise.py": "a subscription that fails must not take the others with it",
     "observe/": "a listener that raises never harms processing",
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
+    "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
     "store/sqlite/writer.py": "hands the error to the thread that asked for the job",
     "store/sqlite/store.py": "hands the error to each caller whose append was in the group",
