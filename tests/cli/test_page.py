@@ -7,31 +7,26 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from redrive.cli import cli
+from redrive.cli.reference import commands, page
 from redrive.replay.ledger import Verdict, Violation
 from redrive.replay.shelf import Attempt, Deed
 from redrive.replay.status import SubscriptionStatus
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "guide" / "cli.md").read_text(encoding="utf-8")
+GUIDE = Path(__file__).parent.parent.parent / "docs" / "guide"
+PAGE = (GUIDE / "cli.md").read_text(encoding="utf-8")
+REFERENCE = (GUIDE / "cli-reference.md").read_text(encoding="utf-8")
 
 
-def commands(group: click.Group, prefix: str = "redrive") -> dict[str, click.Command]:
-    found: dict[str, click.Command] = {}
-    for name, command in group.commands.items():
-        inner = commands(command, f"{prefix} {name}") if isinstance(command, click.Group) else {}
-        found |= inner or {f"{prefix} {name}": command}
-    return found
+def test_the_reference_is_what_the_commands_say() -> None:
+    assert page(cli) == REFERENCE, "run: python -m redrive.cli.reference > docs/guide/cli-reference.md"
 
 
 @pytest.mark.parametrize("name", commands(cli))
-def test_every_command_and_option_is_on_the_page(name: str) -> None:
+def test_every_command_is_on_the_page(name: str) -> None:
     assert f"`{name}" in PAGE
-    options = [option for parameter in commands(cli)[name].params for option in parameter.opts if "--" in option]
-    missing = [option for option in options if not re.search(rf"{option}\b", PAGE) and option != "--subscription"]
-    assert missing == []
 
 
 def test_every_command_line_on_the_page_is_one_that_exists() -> None:
@@ -39,7 +34,7 @@ def test_every_command_line_on_the_page_is_one_that_exists() -> None:
     lines = [line.split("#")[0].strip() for line in PAGE.splitlines() if line.startswith("redrive ")]
     assert len(lines) > 8
     for line in lines:
-        name = next(known_name for known_name in known if line.startswith(known_name))
+        name = max((known_name for known_name in known if f"{line} ".startswith(f"{known_name} ")), key=len)
         given = re.findall(r"\s(--[a-z-]+|-s)\b", line)
         accepted = {option for parameter in known[name].params for option in parameter.opts}
         assert set(given) <= accepted, line

@@ -6,23 +6,62 @@ stderr; `--debug`, anywhere on the line, shows the traceback instead.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 import click
 
-from redrive.cli.dlq import dlq
-from redrive.cli.look import status, verify
 from redrive.cli.render import plain
-from redrive.cli.repair import accept_from_now, rebuild, rekey, rename, reset
-from redrive.cli.run import run
 from redrive.errors import RedriveError, UsageError
 
 DONE, FAILED, USAGE, PARTLY = 0, 1, 2, 3
 
+# In the order of `redrive --help`: run, look, repair. A command's module is imported when it is asked for.
+COMMANDS = {
+    "run": "run:run",
+    "status": "look:status",
+    "dlq": "dlq:dlq",
+    "verify": "look:verify",
+    "rebuild": "repair:rebuild",
+    "reset": "repair:reset",
+    "rename": "repair:rename",
+    "accept-from-now": "repair:accept_from_now",
+    "rekey": "repair:rekey",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+
+class Commands(click.Group):
+    """The commands by name; one that is mistyped gets the nearest named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All of them, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one."""
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        found: click.Command = getattr(importlib.import_module(f"redrive.cli.{module}"), name)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of a line, or say which one was probably meant."""
+        from difflib import get_close_matches
+
+        if args and self.get_command(ctx, args[0]) is None:
+            near = get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean {near[0]}?" if near else "`redrive --help` lists them"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(package_name="redrive", message="redrive %(version)s")
 @click.option("--store", metavar="FILE", help="The store; beats REDRIVE_STORE and redrive.toml.")
 @click.pass_context
@@ -32,10 +71,6 @@ def cli(context: click.Context, store: str | None) -> None:
     The store is what --store or --app says, else REDRIVE_STORE, else redrive.toml. Add --debug for tracebacks.
     """
     context.obj = store
-
-
-for command in (run, status, dlq, verify, rebuild, reset, rename, accept_from_now, rekey):
-    cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
