@@ -23,6 +23,7 @@ Seconds = Annotated[float, "duration", Meta(gt=0)]
 Lease = Annotated[float, "duration", Meta(ge=0.1)]  # shorter, and a busy machine loses what it owns for no reason
 Bytes = Annotated[int, "size", Meta(ge=256)]
 Count = Annotated[int, Meta(ge=1)]
+Globs = tuple[Annotated[str, Meta(min_length=1)], ...]  # in the environment: separated by commas
 Profile = Literal["development", "staging", "production"]
 
 
@@ -69,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
     log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
     error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
+    redact: Globs = ("*password*", "*secret*", "*token*", "*authorization*")  # fields of payloads that are never shown
     subscriptions: dict[str, SubscriptionSettings] = {}
 
 
@@ -191,6 +193,8 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
             value = duration(value)
         if "size" in marks and isinstance(value, str) and not value.isdecimal():
             value = size(value)
+        if get_origin(hint) is tuple and from_text:
+            value = [part.strip() for part in value.split(",")]
         return msgspec.convert(value, hint, strict=not from_text)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{origin}: `{'.'.join(name)}`: {error} (found {value!r})") from error
