@@ -128,6 +128,7 @@ class App:
         concurrency: int = 1,
         timeout: str | float | None = None,
         on_error: Callable[..., Any] | None = None,
+        rehearsable: bool = False,
     ) -> Callable[[F], F]:
         """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
 
@@ -142,6 +143,7 @@ class App:
                     name or _name(function), "handler", function, _source(source), self._types(types), order, key_by,
                     start, _policy(retry, conflicts, letters), concurrency=concurrency,
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
+                    rehearsable=rehearsable,
                 )
             )  # fmt: skip
             return function

@@ -36,6 +36,7 @@ class Subscription:
     tables: Mapping[str, str | None] = field(default_factory=dict)
     on_error: Callable[[Event[Any], BaseException], Any] | None = None
     arguments: int = 2
+    rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 
     @property
