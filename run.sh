@@ -12,7 +12,7 @@ usage() {
     cat <<'END'
 usage: ./run.sh COMMAND [ARGUMENTS]
 
-  demo    run a small shop end to end
+  demo    make a small shop, let it meet failures, and say what to type next; ARGUMENTS: a FOLDER for it
   test    format, lint, types and all tests; ARGUMENTS go to pytest
   check   format, lint, types and the fast tests, in under a minute; ARGUMENTS go to pytest
   bench   measure, side by side with other libraries; ARGUMENTS go to the benchmark
@@ -81,7 +81,7 @@ if [ $# -gt 0 ]; then shift; fi
 case $command in
 demo)
     install core . test
-    exec "$python" examples/demo_shop.py "$@"
+    exec "$python" -m redrive.cli demo "$@"
     ;;
 test)
     install test '.[test]'

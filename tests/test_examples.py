@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -79,14 +77,6 @@ def rows(file: Path, sql: str) -> list[tuple[Any, ...]]:
         raise
     finally:
         connection.close()
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), EXAMPLES / name)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -160,27 +150,6 @@ def test_the_example_for_pytest_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and re.search(r"^\d+ passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert not list(tmp_path.iterdir()), "a harness must not touch the app's own store"
-
-
-def test_the_demo_tells_its_story_without_a_terminal_and_its_sums_are_right(tmp_path: Path) -> None:
-    done = run("demo_shop.py", tmp_path, timeout=110.0)
-    assert done.returncode == 0, done.stdout + done.stderr
-    story = ["kill -9", "✗▒", "attempts_exhausted", "KeyError: 'GBP'", "replay", "✓ revenue", "✓ bank", "✓ receipts"]
-    places = [done.stdout.find(part) for part in story]
-    assert -1 not in places and places == sorted(places), done.stdout
-    assert "\x1b" not in done.stdout, "no terminal, no escapes"
-    assert not list(tmp_path.iterdir()), "it cleans up behind itself"
-
-
-def test_the_demo_notices_a_wrong_sum(tmp_path: Path) -> None:
-    demo = load("demo_shop.py")
-    placed = demo.make_orders()[1:21]  # the bank is deaf to number 0 at first, and idle does not wait for retries
-    app = demo.make_shop(tmp_path, demo.RATES)
-    app.log("orders").append_many(placed[:-1])
-    app.run(until_idle=True)
-    assert [right for _, right in demo.check(app, tmp_path, placed[:-1])] == [True, True, True]
-    assert [right for _, right in demo.check(app, tmp_path, placed)] == [False, False, False]
-    app.close()
 
 
 def shown_programs() -> list[tuple[str, str]]:

@@ -46,7 +46,8 @@ LAYERS: dict[str, set[str]] = {
     "runtime": SHARED | PORTS,
     "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
-    "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin"},
+    "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
+    "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
     "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
     "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app"},
 }
@@ -58,6 +59,7 @@ TYPES_ONLY = {
     ("sources", "runtime"): "a Log belongs to the runtime of the App that made it",
     ("runner", "app"): "a process runs the App it is handed",
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
+    ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
 MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports

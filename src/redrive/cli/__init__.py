@@ -29,6 +29,7 @@ COMMANDS = {
     "rename": "repair:rename",
     "accept-from-now": "repair:accept_from_now",
     "rekey": "repair:rekey",
+    "demo": "demo:demo",
 }
 
 
