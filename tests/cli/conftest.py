@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,43 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         if worker.poll() is None:
             worker.send_signal(signal.SIGTERM)
             worker.communicate(timeout=30)
+
+
+def _command(folder: Path, line: Sequence[str], *, stdin: bytes | None = b"", **environ: str) -> Answer:
+    """The command line inside this process, on streams as strict as those of a terminal; None: stdin is closed."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "strict", newline="") for _ in range(2))
+    given = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), "utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("REDRIVE_", "COLUMNS"))}
+    before, path, modules, stdin_before = dict(os.environ), list(sys.path), set(sys.modules), sys.stdin
+    code: object = None
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            sys.stdin = given  # type: ignore[assignment]  # None is what Python itself sets when it is closed
+            os.environ.clear()
+            os.environ.update(kept | {"REDRIVE_STORE": str(folder / "shop.db")} | environ)
+            main(line)
+        except SystemExit as ended:
+            code = ended.code
+        except BaseException as error:
+            error.add_note(f"redrive {line!r:.2000}")
+            raise
+        finally:
+            sys.stdin = stdin_before
+            os.environ.clear()
+            os.environ.update(before)
+            sys.path[:] = path
+            for name in set(sys.modules) - modules:
+                if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
+                    del sys.modules[name]
+    assert isinstance(code, int)
+    out.flush(), err.flush()
+    return Answer(code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode())  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session")
+def command() -> Any:
+    """The command line inside this process and in a folder: `command(folder, ["status"], stdin=b"")`."""
+    return _command
 
 
 @pytest.fixture

@@ -82,6 +82,6 @@ def confirm(question: str, yes: bool) -> None:
     """Ask, unless told not to; without anybody to ask, refuse."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
         raise click.UsageError(f"{question} Nobody is here to answer: add --yes")
     click.confirm(question, abort=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 WIDTH, WIDTH_MAX = 80, 160  # without a terminal; on a wide one, since a table over a whole wall is not read
+CELL_MAX = 1000  # characters of a cell that are looked at; more is never shown
 KEPT_WIDTH = 24  # cells that a kept column may have before it is cut like others
 CUT_MIN = 6
 GAP = "  "
@@ -42,7 +43,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, keep: Seq
     """
     names = [column.lstrip(">") for column in columns]
     right = [column.startswith(">") for column in columns]
-    cells = [[plain(cell) for cell in row] for row in rows]
+    cells = [[plain(str(cell)[:CELL_MAX]) for cell in row] for row in rows]
     widths = [min(WIDTH_MAX, max(map(_width, column))) for column in zip(names, *cells, strict=True)]
     _shrink(widths, [not is_right for is_right in right], [name in keep for name in names])
     click.secho(_line(names, widths, right), bold=True)
@@ -52,8 +53,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, keep: Seq
 
 def _shrink(widths: list[int], flexible: list[bool], kept: list[bool]) -> None:
     """Take from the widest column that may give, one cell at a time, until the line fits."""
-    columns = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-    while sum(widths) + len(GAP) * (len(widths) - 1) > min(columns, WIDTH_MAX):
+    columns = line_width()
+    while sum(widths) + len(GAP) * (len(widths) - 1) > columns:
         giving = [
             (width - (KEPT_WIDTH if kept[index] else 0), index)
             for index, width in enumerate(widths)
@@ -88,17 +89,74 @@ def _width(text: str) -> int:
     return cell_len(text)
 
 
+def line_width() -> int:
+    """Cells that a line may have here."""
+    seen = sys.stdout is not None and sys.stdout.isatty()
+    return min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH_MAX) if seen else WIDTH
+
+
+def wrapped(text: object, width: int) -> Iterator[str]:
+    """Text in harmless lines of at most so many cells, broken at a blank if there is one; nothing is left out.
+
+    >>> list(wrapped("one two three", 8))
+    ['one two', 'three']
+    """
+    shown, start = plain(text), 0
+    while start < len(shown):
+        piece = shown[start : start + width]
+        while _width(piece) > width:
+            piece = piece[:-1]
+        end = start + len(piece)
+        if end < len(shown) and shown[end] != " ":
+            blank = piece.rstrip(" ").rfind(" ")
+            end = start + blank if blank > width // 3 else end
+        yield shown[start:end]
+        start = end + (end < len(shown) and shown[end] == " ")
+    if not shown:
+        yield ""
+
+
+def fit(text: object, width: int = WIDTH) -> str:
+    """Text as it may be shown, cut to a number of cells."""
+    shown = plain(text)
+    return shown if _width(shown) <= width else _cut(shown, width)
+
+
+def ago(seconds: float | None, now: float) -> str:
+    """How long ago something was, in its largest unit: `3h ago`."""
+    if seconds is None:
+        return "never"
+    age = max(0.0, now - seconds)
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if age >= length:
+            return f"{age // length:.0f}{unit} ago"
+    return "just now"
+
+
 def facts(pairs: Iterable[tuple[str, object]]) -> None:
-    """Print `name  value` lines, leaving out what is empty."""
+    """Print `name  value` lines, leaving out what is empty; a long value takes several."""
     for name, value in pairs:
         if value not in (None, ""):
-            click.echo(f"{name:<16} {plain(value)}")
+            first, *more = wrapped(value, line_width() - 17)
+            click.echo(f"{name:<16} {first}")
+            for line in more:
+                click.echo(f"{'':<16} {line}")
 
 
 def block(text: str, indent: str = "  ") -> None:
-    """Print text of several lines, each of them harmless."""
+    """Print text of several lines, each of them harmless; what is too long goes on below, further in."""
     for line in text.splitlines():
-        click.echo(indent + plain(line))
+        inner = line.lstrip(" ")
+        depth = min(len(indent) + len(line) - len(inner), line_width() // 2)
+        first, *more = wrapped(inner, line_width() - depth - 2)
+        click.echo(" " * depth + first)
+        for rest in more:
+            click.echo(" " * (depth + 2) + rest)
+
+
+def shortened(text: str, most: int) -> str:
+    """Text without its middle if it is too long: how it begins and how it ends tells most."""
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} … {text[-(most // 3) :]}"
 
 
 def emit_json(value: Any) -> None:
