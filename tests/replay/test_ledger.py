@@ -110,7 +110,7 @@ DAMAGES = {
     "a filter that is gone": ("no_filter", "DELETE FROM redrive_filters"),
     "a filter that asked for less": ("unasked_letters", "UPDATE redrive_filters SET types = '[\"x\"]'"),
     "progress that is gone": ("no_progress", "DELETE FROM redrive_progress"),
-    "two letters for one event": ("doubled_letters", "DROP INDEX redrive_letters_position; INSERT INTO redrive_letters SELECT 999, subscription, position, lane, event_id, type, key, state, reason, rev, attempts, replaying, due_at, due_set_at, delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by FROM redrive_letters WHERE subscription = 1 AND position = 2"),  # noqa: E501
+    "two letters for one event": ("doubled_letters", "DROP INDEX redrive_letters_position; INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, rev, attempts, due_at, due_set_at, delay, parked_at, touched_at) SELECT subscription, position, lane, event_id, type, key, state, reason, rev, attempts, due_at, due_set_at, delay, parked_at, touched_at FROM redrive_letters WHERE subscription = 1 AND position = 2"),  # noqa: E501
 }  # fmt: skip
 
 

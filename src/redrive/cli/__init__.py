@@ -6,24 +6,30 @@ stderr; `--debug`, anywhere on the line, shows the traceback instead.
 
 from __future__ import annotations
 
-import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 import click
 
-from redrive.cli.render import plain
+from redrive.cli.lazy import Commands
+from redrive.cli.render import line_width, plain, shortened, wrapped
 from redrive.errors import RedriveError, UsageError
 
 DONE, FAILED, USAGE, PARTLY = 0, 1, 2, 3
+MESSAGE_LINES_MAX, MESSAGE_LINE_MAX = 20, 1000  # of an error: a value of a megabyte is named in it, not shown
 
 # In the order of `redrive --help`: run, look, repair. A command's module is imported when it is asked for.
 COMMANDS = {
     "run": "run:run",
     "status": "look:status",
     "dlq": "dlq:dlq",
+    "ops": "ops:ops",
     "verify": "look:verify",
+    "pause": "subscriptions:pause",
+    "resume": "subscriptions:resume",
+    "seek": "subscriptions:seek",
     "rebuild": "repair:rebuild",
     "reset": "repair:reset",
     "rename": "repair:rename",
@@ -33,36 +39,9 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
-    """The commands by name; one that is mistyped gets the nearest named."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All of them, in the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one."""
-        place = COMMANDS.get(cmd_name)
-        if place is None:
-            return None
-        module, _, name = place.partition(":")
-        found: click.Command = getattr(importlib.import_module(f"redrive.cli.{module}"), name)
-        return found
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of a line, or say which one was probably meant."""
-        from difflib import get_close_matches
-
-        if args and self.get_command(ctx, args[0]) is None:
-            near = get_close_matches(args[0], COMMANDS, 1)
-            hint = f"did you mean {near[0]}?" if near else "`redrive --help` lists them"
-            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.group(
+    cls=Commands, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
+)
 @click.version_option(package_name="redrive", message="redrive %(version)s")
 @click.option("--store", metavar="FILE", help="The store; beats REDRIVE_STORE and redrive.toml.")
 @click.pass_context
@@ -78,13 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The `redrive` command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character gets its number
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(_run([word for word in given if word != "--debug"], debug))
 
 
 def _run(arguments: list[str], debug: bool) -> int:
     try:
+        for word in arguments:
+            if not _is_text(word):
+                raise UsageError(f"{word!r} is not UTF-8 text; names, keys and files are")
         code = cli.main(arguments, prog_name="redrive", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except (click.UsageError, UsageError) as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group alone: its message is the help
@@ -97,20 +82,44 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _explain(error.format_message(), FAILED, debug)
     except click.Abort:
         return _explain("stopped; nothing more was done", FAILED, debug)
-    except BrokenPipeError:  # the reader went away; Python must not complain about it again when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _let_go_of_stdout()
         return FAILED
     except RedriveError as error:
         return _explain(str(error), FAILED, debug)
+    except OverflowError:
+        return _explain("a number on this line is larger than any number in a store", USAGE, debug)
+    except OSError as error:
+        _let_go_of_stdout()
+        where = f" (file {os.fspath(error.filename)!r})" if isinstance(error.filename, str) else ""
+        return _explain(f"the system says: {error.strerror or error}{where}", FAILED, debug)
     except Exception as error:
         return _explain(f"{type(error).__name__}: {error}\n(--debug shows where)", FAILED, debug)
 
 
+def _is_text(word: str) -> bool:
+    """Bytes that are no text arrive as halves of characters, which no store, file or terminal takes."""
+    return not any("\ud800" <= one <= "\udfff" for one in word)
+
+
+def _let_go_of_stdout() -> None:
+    """Its reader went away, or its disk is full: Python must not complain about it again when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _explain(message: str, code: int, debug: bool) -> int:
+    """One message on stderr; on a terminal it is broken between words, in a file a line stays a line."""
     if debug:
         import traceback
 
         traceback.print_exc()
-    for number, line in enumerate(message.splitlines() or [""]):
-        click.echo(f"redrive: {plain(line)}" if number == 0 else f"  {plain(line)}", err=True)
+    width = line_width() - 2 if sys.stderr is not None and sys.stderr.isatty() else MESSAGE_LINE_MAX + 10
+    lines = message.splitlines()[:MESSAGE_LINES_MAX] or [""]
+    lines[0] = f"redrive: {lines[0]}"
+    shown = [piece for line in lines for piece in wrapped(shortened(plain(line), MESSAGE_LINE_MAX), width)]
+    for number, line in enumerate(shown):
+        click.echo(line if number == 0 else f"  {line}", err=True)
     return code

@@ -10,6 +10,7 @@ from redrive.cli.program import opened, reads
 from redrive.cli.render import emit_json, moment, plain, plural, table
 
 if TYPE_CHECKING:
+    from redrive.replay.chain import AuditVerdict
     from redrive.replay.ledger import Verdict
     from redrive.replay.status import SubscriptionStatus
 
@@ -43,21 +44,27 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
 
 
 @click.command()
+@click.option("--audit", is_flag=True, help="Check the hash chain of the audit too: is any row changed or gone?")
 @reads
-def verify(store: str | None, program: str | None, as_json: bool) -> int:
+def verify(audit: bool, store: str | None, program: str | None, as_json: bool) -> int:
     """Account for every event: applied, open, discarded, ignored or pending, once each.
 
     Exit code 3 if something does not add up. With --app, order is checked where only the program knows the keys.
     """
+    from redrive.replay.chain import verify_audit
+
     with opened(store, program) as app:
         verdicts = app.operate().verify()
+        chain = verify_audit(app.runtime.store) if audit else None
     if as_json:
-        emit_json([_verdict(one) for one in verdicts])
-    elif not verdicts:
-        click.echo("no subscriptions yet: nothing to account for")
+        accounts = [_verdict(one) for one in verdicts]
+        emit_json(accounts if chain is None else {"subscriptions": accounts, "audit": _verdict(chain)})
     else:
         _show_verdicts(verdicts)
-    return 0 if all(one.sound for one in verdicts) else 3
+        if chain is not None:
+            told = f"{plural(chain.rows, 'row')}, each fits the one before it" if chain.sound else chain.message
+            click.echo(f"\naudit: {plain(told)}")
+    return 0 if all(one.sound for one in verdicts) and (chain is None or chain.sound) else 3
 
 
 def _lag(one: SubscriptionStatus) -> str:
@@ -74,13 +81,16 @@ def _status(one: SubscriptionStatus) -> dict[str, Any]:
     return {"subscription": one.subscription, "state": one.state, **fields, **times}
 
 
-def _verdict(one: Verdict) -> dict[str, Any]:
+def _verdict(one: Verdict | AuditVerdict) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {**asdict(one), "sound": one.sound}
 
 
 def _show_verdicts(verdicts: list[Verdict]) -> None:
+    if not verdicts:
+        click.echo("no subscriptions yet: nothing to account for")
+        return
     rows = [
         (
             one.subscription, one.applied, one.retrying, one.dead, one.discarded, one.ignored, one.pending,

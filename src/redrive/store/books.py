@@ -27,6 +27,7 @@ class Books:
         self, now: float, who: str, action: str, subscription: str, target: str, reason: str, details: dict[str, Any]
     ) -> int:
         """Write an audit row in the transaction of the deed; returns its number."""
+        now = float(now)  # as it is read back: 5 and 5.0 have different hashes
         previous = self._sql.value("audit_last") or ""
         text = json.dumps(details, sort_keys=True)
         values = {

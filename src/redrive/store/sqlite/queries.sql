@@ -107,6 +107,61 @@ SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position
 -- name: lag_oldest
 SELECT time_us FROM redrive_events WHERE log = :log AND position > :above ORDER BY position LIMIT 1
 
+-- name: events_up
+-- A page of a listing, in order. Data is read only if asked for: it may be large.
+SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
+       CASE WHEN :payload THEN data END
+FROM redrive_events
+WHERE log = :log AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY position LIMIT :limit
+
+-- name: events_down
+-- The same from the newest on.
+SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
+       CASE WHEN :payload THEN data END
+FROM redrive_events
+WHERE log = :log AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY position DESC LIMIT :limit
+
+-- name: events_of_key_up
+SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
+       CASE WHEN :payload THEN data END
+FROM redrive_events
+WHERE log = :log AND key = :key AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY version LIMIT :limit
+
+-- name: events_of_key_down
+SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
+       CASE WHEN :payload THEN data END
+FROM redrive_events
+WHERE log = :log AND key = :key AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY version DESC LIMIT :limit
+
+-- name: events_anywhere_up
+-- The same across all logs.
+SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
+       CASE WHEN :payload THEN data END
+FROM redrive_events
+WHERE position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY position LIMIT :limit
+
+-- name: events_anywhere_down
+SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
+       CASE WHEN :payload THEN data END
+FROM redrive_events
+WHERE position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY position DESC LIMIT :limit
+
+-- name: events_by_prefix
+-- The first ids of a log at or after a text: those that begin with it come first.
+SELECT position, id FROM redrive_events WHERE log = :log AND id >= :start ORDER BY id LIMIT :limit
+
 -- ---------------------------------------------------------------- subscriptions and progress
 
 -- name: subscription_find
@@ -353,8 +408,14 @@ SELECT id, position, lane, key, type, event_id, edits FROM redrive_letters
 WHERE subscription = :subscription AND state IN ('retrying', 'dead') ORDER BY position
 
 -- name: letter_replay
-UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :now, due_set_at = :now, delay = 0,
-       touched_at = :now WHERE id = :id AND rev = :rev AND state = 'dead'
+UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :due_at, due_set_at = :now,
+       delay = :due_at - :now, touched_at = :now, operation = :operation
+WHERE id = :id AND rev = :rev AND state = 'dead'
+
+-- name: letter_unreplay
+-- A replay that has not run yet is taken back; rev tells an owner that runs it this moment.
+UPDATE redrive_letters SET state = 'dead', replaying = 0, rev = rev + 1, touched_at = :now
+WHERE id = :id AND operation = :operation AND state = 'retrying' AND replaying = 1
 
 -- name: letter_discard
 UPDATE redrive_letters SET state = 'discarded', rev = rev + 1, touched_at = :now, resolved_by = :resolved_by
@@ -398,6 +459,16 @@ UPDATE redrive_letters SET state = 'superseded', rev = rev + 1, touched_at = :no
 WHERE subscription = :subscription AND position > :above
   AND (state IN ('retrying', 'dead', 'applied') OR (state = 'discarded' AND resolved_by IN ('ignore verdict', 'replay')))
 
+-- name: seek_superseded
+-- How many letters going back would supersede: the same condition as letters_supersede.
+SELECT count(*) FROM redrive_letters WHERE subscription = :subscription AND position > :above
+  AND (state IN ('retrying', 'dead', 'applied') OR (state = 'discarded' AND resolved_by IN ('ignore verdict', 'replay')))
+
+-- name: seek_kept
+-- What stays discarded when progress goes back, by type.
+SELECT type, count(*) FROM redrive_letters WHERE subscription = :subscription AND position > :above AND position <= :upto
+  AND state = 'discarded' AND (resolved_by IS NULL OR resolved_by NOT IN ('ignore verdict', 'replay')) GROUP BY type
+
 -- name: letters_unheard
 -- Positions whose letter was open when progress was taken back, or was discarded and may be reopened: not quiet,
 -- whatever quiet_until says. One too many does no harm, since the ids of emissions are derived.
@@ -436,6 +507,21 @@ SELECT position, max(rev), data FROM redrive_edits WHERE subscription = :subscri
 
 -- name: edits_of
 SELECT rev, data, audit FROM redrive_edits WHERE subscription = :subscription AND position = :position ORDER BY rev
+
+-- name: lanes_worst
+-- Lanes by how many open letters they hold, most first, then by how long; from the index alone.
+SELECT lane, min(position), count(*) FROM redrive_letters INDEXED BY redrive_letters_open
+WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead')
+GROUP BY lane HAVING count(*) < :size OR (count(*) = :size AND min(position) > :position)
+ORDER BY count(*) DESC, min(position) LIMIT :limit
+
+-- name: letter_at
+SELECT id FROM redrive_letters WHERE subscription = :subscription AND position = :position AND state <> 'superseded'
+
+-- name: letters_were_at
+-- Letters that an event had before progress was taken back.
+SELECT id FROM redrive_letters
+WHERE event_id = :event AND subscription = :subscription AND position = :position AND state = 'superseded' ORDER BY id
 
 -- ---------------------------------------------------------------- crash counting
 
@@ -481,6 +567,10 @@ DELETE FROM redrive_state WHERE subscription = :subscription AND key = :key AND 
 -- name: state_clear
 DELETE FROM redrive_state WHERE subscription = :subscription
 
+-- name: state_near
+-- Keys that have state, from a text on.
+SELECT key FROM redrive_state WHERE subscription = :subscription AND key >= :start ORDER BY key LIMIT :limit
+
 -- ---------------------------------------------------------------- controls and audit
 
 -- name: control_add
@@ -506,9 +596,16 @@ VALUES (:now, :who, :action, :subscription, :target, :reason, :details, :hash) R
 -- name: audit_all
 SELECT id, at, who, action, subscription, target, reason, details, hash FROM redrive_audit WHERE id > :after ORDER BY id LIMIT :limit
 
+-- name: audit_highest
+-- The highest number that was ever given to an audit row: what was cut off at the end shows by it.
+SELECT seq FROM sqlite_sequence WHERE name = 'redrive_audit'
+
 -- name: audit_of_target
 SELECT id, at, who, action, reason, details FROM redrive_audit
 WHERE subscription = :subscription AND target = :target ORDER BY id
+
+-- name: audit_get
+SELECT at, who, action, reason FROM redrive_audit WHERE id = :id
 
 -- ---------------------------------------------------------------- ledger
 
@@ -653,3 +750,142 @@ SELECT subscription FROM redrive_progress WHERE subscription NOT IN (SELECT id F
 UNION SELECT subscription FROM redrive_letters WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 UNION SELECT subscription FROM redrive_done_chunks WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 ORDER BY 1
+
+-- ---------------------------------------------------------------- selections, operations, notes
+
+-- name: select_letters
+-- What an operator means, a page at a time by id.
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.state = :state AND l.id > :after
+  AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
+  AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
+  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || '~'))
+  AND (:error IS NULL OR instr(lower(l.error_type || ': ' || l.error_message), lower(:error)))
+  AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
+  AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
+ORDER BY l.id LIMIT :limit
+
+-- name: select_letters_by_cause
+-- The same, found by one fingerprint: a rare cause among a million letters.
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l INDEXED BY redrive_letters_cause JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.state = 'dead' AND l.fingerprint = :cause AND l.subscription = :of AND l.id > :after
+  AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
+  AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
+  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || '~'))
+  AND (:error IS NULL OR instr(lower(l.error_type || ': ' || l.error_message), lower(:error)))
+  AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
+  AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
+ORDER BY l.id LIMIT :limit
+
+-- name: select_letters_by_key
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l INDEXED BY redrive_letters_key JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.state = 'dead' AND l.key = :key AND l.id > :after
+  AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
+  AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
+  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || '~'))
+  AND (:error IS NULL OR instr(lower(l.error_type || ': ' || l.error_message), lower(:error)))
+  AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
+  AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
+ORDER BY l.id LIMIT :limit
+
+-- name: select_by_event
+-- Letters whose event id begins like this.
+SELECT id FROM redrive_letters WHERE event_id >= :start AND event_id < :start || '~' AND state <> 'superseded'
+ORDER BY id LIMIT :limit
+
+-- name: causes
+-- Dead letters by cause, from the counters.
+SELECT c.fingerprint, c.subscription, s.name, c.reason, c.type, c.n FROM redrive_letter_counts c
+JOIN redrive_subscriptions s ON s.id = c.subscription WHERE c.state = 'dead'
+
+-- name: cause_first
+SELECT error_type, error_message, first_failed_at FROM redrive_letters
+WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscription ORDER BY id LIMIT 1
+
+-- name: cause_last
+SELECT last_failed_at FROM redrive_letters
+WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscription ORDER BY id DESC LIMIT 1
+
+-- name: cause_lanes
+-- How many lanes the first so many letters of a cause hold back, and how many events wait in them.
+SELECT count(DISTINCT lane), coalesce(sum(behind), 0), max(last_failed_at) FROM
+  (SELECT coalesce(l.lane, char(1) || l.id) AS lane, l.last_failed_at, (SELECT count(*) FROM redrive_letters f WHERE f.subscription = l.subscription AND f.lane = l.lane
+                   AND f.state IN ('retrying', 'dead') AND f.position > l.position) AS behind
+   FROM redrive_letters l WHERE l.state = 'dead' AND l.fingerprint = :fingerprint AND l.subscription = :subscription
+   ORDER BY l.id LIMIT :limit)
+
+-- name: lane_letters
+-- What is open in a lane from a position on, in order.
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.subscription = :subscription AND l.lane = :lane AND l.state IN ('retrying', 'dead') AND l.position > :above
+ORDER BY l.position LIMIT :limit
+
+-- name: operation_add
+INSERT INTO redrive_operations (action, who, reason, at, selected, rate) VALUES (:action, :who, :reason, :now, :selected, :rate)
+
+-- name: operation_letter_add
+INSERT INTO redrive_operation_letters (operation, letter, rev) VALUES (?, ?, ?)
+
+-- name: operation_get
+SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled FROM redrive_operations WHERE id = :id
+
+-- name: operation_page
+SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled FROM redrive_operations
+WHERE id < :before ORDER BY id DESC LIMIT :limit
+
+-- name: operation_counts
+SELECT coalesce(result, CASE asked WHEN 1 THEN 'waiting' ELSE 'unasked' END), count(*) FROM redrive_operation_letters
+WHERE operation = :id GROUP BY 1
+
+-- name: operation_results
+SELECT letter, result, why FROM redrive_operation_letters
+WHERE operation = :id AND letter > :after AND (:result IS NULL OR result = :result) ORDER BY letter LIMIT :limit
+
+-- name: operation_unasked
+SELECT letter, rev FROM redrive_operation_letters
+WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter LIMIT :limit
+
+-- name: operation_unasked_last
+SELECT letter, rev FROM redrive_operation_letters
+WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter DESC LIMIT :limit
+
+-- name: operation_waiting_in
+SELECT DISTINCT l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
+WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL
+
+-- name: operation_waiting
+SELECT o.letter, l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
+WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL ORDER BY o.letter LIMIT :limit
+
+-- name: operation_asked
+UPDATE redrive_operation_letters SET asked = 1, result = ?, why = ? WHERE operation = ? AND letter = ? AND result IS NULL
+
+-- name: operation_end
+UPDATE redrive_operations SET ended_at = :now, cancelled = :cancelled WHERE id = :id AND ended_at IS NULL
+
+-- name: operation_cancel
+UPDATE redrive_operations SET ended_at = :now, cancelled = 1 WHERE id = :id
+
+-- name: operation_skip_unasked
+UPDATE redrive_operation_letters SET result = 'skipped', why = :why WHERE operation = :id AND result IS NULL AND asked = 0
+
+-- name: note_add
+INSERT INTO redrive_notes (fingerprint, at, who, text, resolved) VALUES (:fingerprint, :now, :who, :text, :resolved)
+
+-- name: notes_of
+SELECT at, who, text, resolved FROM redrive_notes WHERE fingerprint = :fingerprint ORDER BY id
+
+-- name: fingerprint_like
+SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :start AND fingerprint < :start || '~'

@@ -1,0 +1,124 @@
+"""Seeking: what a jump to another position would do, and doing it, inside one transaction.
+
+Back: settled events come round again, their letters are superseded. Forward: events are given up, as ranges between
+what is settled already, so that each range holds nothing but what was given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from redrive.errors import UsageError
+from redrive.replay.deed import Operator
+from redrive.replay.rewind import ranges, take_back
+from redrive.store.filters import Asked
+from redrive.store.port import StoreTx, Subscribed
+
+DIGITS_MAX = 18  # of a position: what is longer is none, and SQLite could not store it
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What a seek did, or would do."""
+
+    subscription: str
+    was: int
+    position: int
+    superseded: int  # letters whose events come round again
+    discarded: int  # events given up on the way forward
+    again: int = 0  # settled events that come round again
+
+
+def plan(tx: StoreTx, row: Subscribed, to: int | str) -> Sought:
+    """What a seek would do now; UsageError if it is not allowed."""
+    was, log, asked = tx.progress.get(row.id), tx.logs.id_of(row.source), Asked(tx.progress.filters(row.id))
+    target = find_target(tx, log, to)
+    done = tx.sql.all("ledger_done_events", {"subscription": row.id, "log": log, "above": was.position})
+    settled = [position for position, kind in done if asked.wants(position, kind)]
+    if target >= was.position:
+        ahead = asked.count(tx, log, was.position, target) if target > was.position else 0
+        return Sought(row.name, was.position, target, 0, ahead - sum(1 for one in settled if one <= target))
+    _check_back(tx, row, target)
+    again = asked.count(tx, log, target, was.position) + len(settled)
+    for low, high, _ in asked.spans(target, 2**62):
+        span = {"subscription": row.id, "above": low, "upto": high}
+        again -= sum(n for kind, n in tx.sql.all("seek_kept", span) if asked.wants(high, kind))
+    superseded = int(tx.sql.value("seek_superseded", {"subscription": row.id, "above": target}))
+    return Sought(row.name, was.position, target, superseded, 0, again)
+
+
+def carry_out(tx: StoreTx, row: Subscribed, planned: Sought, operator: Operator, reason: str) -> None:
+    """Do what was planned in this transaction."""
+    if planned.position < planned.was:
+        superseded = _back(tx, row, planned.position, operator.now())
+        assert superseded == planned.superseded, (superseded, planned)
+    elif planned.position > planned.was:
+        discarded = _forward(tx, row, planned, operator, reason)
+        assert discarded == planned.discarded, (discarded, planned)
+
+
+def _check_back(tx: StoreTx, row: Subscribed, target: int) -> None:
+    if row.kind == "projection" or tx.sql.value("state_any", {"subscription": row.id}):
+        what = "is a projection" if row.kind == "projection" else "has keyed state"
+        raise UsageError(
+            f"{row.name!r} {what}: going back would apply events to what they already changed. "
+            f"`redrive rebuild {row.name}` clears it and starts over"
+        )
+
+
+def _back(tx: StoreTx, row: Subscribed, target: int, now: float) -> int:
+    filters = tx.progress.filters(row.id)
+    if target < filters[0][0]:
+        tx.progress.add_filter(row.id, target, filters[0][1])
+    asked = Asked(tx.progress.filters(row.id))
+    log = tx.logs.id_of(row.source)
+    tx.sql.run("range_cut", {"subscription": row.id, "above": target})
+    for skipped in ranges(tx, row.id):
+        if skipped.upto > target:
+            discarded = asked.count(tx, log, skipped.above, target)
+            values = {"subscription": row.id, "from_position": skipped.above, "to_position": target}
+            tx.sql.run("range_set", {**values, "discarded": discarded})
+    return take_back(tx, row, target, asked, now, quiet_until=0)
+
+
+def _forward(tx: StoreTx, row: Subscribed, planned: Sought, operator: Operator, reason: str) -> int:
+    target = planned.position
+    log, asked = tx.logs.id_of(row.source), Asked(tx.progress.filters(row.id))
+    settled = [position for position in tx.progress.done.all(row.id) if position <= target]
+    total = 0
+    for above, upto in zip([planned.was, *settled], [*(p - 1 for p in settled), target], strict=True):
+        discarded = asked.count(tx, log, above, upto)
+        if not discarded:
+            continue
+        total += discarded
+        details = {"above": above, "upto": upto, "discarded": discarded}
+        audit = operator.audit(tx, "skip", row.name, f"positions {above + 1} to {upto}", reason, details)
+        values = {"from_position": above, "to_position": upto, "discarded": discarded, "audit": audit}
+        tx.sql.run("range_add", {"subscription": row.id, **values})
+    tx.progress.done.prune(row.id, target)
+    tx.keyed.excuse(row.id)
+    anchor = tx.logs.anchor(log, target)
+    tx.sql.run("progress_skip", {"subscription": row.id, "position": target, "anchor": anchor})
+    return total
+
+
+def find_target(tx: StoreTx, log: int, to: int | str) -> int:
+    """A position that the log has reached: what is not there yet cannot be given up."""
+    last = tx.logs.last(log) if log else 0
+    if to in ("first", "now"):
+        return 0 if to == "first" else last
+    if isinstance(to, str) and not (to.isdecimal() and len(to) <= DIGITS_MAX):
+        try:
+            time = datetime.fromisoformat(to)
+        except ValueError:
+            raise UsageError(
+                f'{to!r} is neither a position, "first", "now" nor a time like 2026-01-31T00:00Z'
+            ) from None
+        if time.tzinfo is None:
+            raise UsageError(f"{to!r} has no time zone; append Z or +01:00")
+        return min(last, tx.logs.last_before(log, round(time.timestamp() * 1e6)) if log else 0)
+    position = int(to)
+    if not 0 <= position <= last:
+        raise UsageError(f"position {position} is not in the log; it goes from 0 to {last}")
+    return position
