@@ -41,6 +41,7 @@ LETTER_WORDS: dict[letters.Verb, str] = {
     letters.Verb.EDITED: "an operator changed the data; the old version is kept",
     letters.Verb.SUPERSEDED: "a seek back, a reset or a rebuild brings its event round again",
     letters.Verb.REOPENED: "an operator takes a discard back; only on an idle lane, one attempt, audited",
+    letters.Verb.CANCELLED: "an operator takes a replay back that has not run yet; it is dead as before",
 }
 
 LEASE_WORDS: dict[lease.Verb, str] = {

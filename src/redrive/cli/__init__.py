@@ -35,6 +35,7 @@ COMMANDS = {
     "rename": "repair:rename",
     "accept-from-now": "repair:accept_from_now",
     "rekey": "repair:rekey",
+    "config": "config:config",
     "demo": "demo:demo",
 }
 

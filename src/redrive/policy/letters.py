@@ -35,6 +35,7 @@ class Verb(StrEnum):
     EDITED = "edited"
     SUPERSEDED = "superseded"
     REOPENED = "reopened"
+    CANCELLED = "cancelled"  # an operator takes a replay back that has not run yet
 
 
 OPEN = frozenset({State.RETRYING, State.DEAD})
@@ -47,6 +48,7 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.RETRYING, Verb.IGNORED): State.DISCARDED,  # settled without effects; `resolved_by` tells who asked for that
     (State.RETRYING, Verb.DISCARDED): State.DISCARDED,
     (State.RETRYING, Verb.RESOLVED): State.DISCARDED,  # we applied nothing; `resolved_by` tells that somebody did
+    (State.RETRYING, Verb.CANCELLED): State.DEAD,
     (State.RETRYING, Verb.EDITED): State.RETRYING,
     (State.RETRYING, Verb.SUPERSEDED): State.SUPERSEDED,
     # A replay is not an attempt by itself: it makes the letter due, and the loop takes it from there.

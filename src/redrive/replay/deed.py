@@ -6,7 +6,7 @@ package runs a user's function, and nothing in it waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,22 @@ class Receipt:
     action: str
     done: tuple[int, ...]
     refused: tuple[Refusal, ...] = ()
+
+
+class Ticket:
+    """What a deed is part of. By itself it is part of nothing, and nothing is recorded."""
+
+    operation: int | None = None
+
+    def delay(self, letter: int) -> float:
+        """How many seconds from now this letter's turn comes."""
+        return 0.0
+
+    def record(self, tx: StoreTx, action: str, done: Sequence[int], refused: Sequence[Refusal]) -> None:
+        """Write down what came of some letters, in the transaction that did it."""
+
+
+NO_TICKET = Ticket()
 
 
 class Nothing(Exception):

@@ -16,7 +16,7 @@ from redrive.event import Event, from_row
 from redrive.observe.signals import Signals
 from redrive.policy.action import BAD_KEY
 from redrive.policy.letters import OPEN, State
-from redrive.replay.deed import Nothing, Operator, Receipt, Refusal, need_reason
+from redrive.replay.deed import NO_TICKET, Nothing, Operator, Receipt, Refusal, Ticket, need_reason
 from redrive.replay.shelf import LetterShelf
 from redrive.store.port import LetterRow, Store, StoreTx
 from redrive.types import EventTypes
@@ -25,6 +25,7 @@ CHUNK_MAX = 200  # letters per transaction: bounds how long a deed holds the wri
 
 KeyOf = Callable[[Event[Any]], str | None]
 Target = int | LetterRow  # a row that was looked at says which revision is meant
+Targets = Target | Iterable[Target]
 Change = Callable[[StoreTx, LetterRow, float], str]  # does it and returns "", or says why not
 
 
@@ -52,21 +53,28 @@ class LetterDesk(LetterShelf):
 
     # ------------------------------------------------------------ deeds
 
-    def replay(self, targets: Target | Iterable[Target], reason: str = "") -> Receipt:
+    def replay(self, targets: Targets, reason: str = "", *, within: Ticket = NO_TICKET) -> Receipt:
         """Send dead letters round once more: one attempt, then dead again. Only the head of a lane may go."""
-        return self._do("replay", targets, reason, _replay)
 
-    def discard(self, targets: Target | Iterable[Target], reason: str) -> Receipt:
+        def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
+            values = {"now": now, "due_at": now + within.delay(letter.id), "operation": within.operation}
+            return _not_replayable(tx, letter) or _lost(
+                tx.sql.run("letter_replay", {"id": letter.id, "rev": letter.rev, **values})
+            )
+
+        return self._do("replay", targets, reason, change, within)
+
+    def discard(self, targets: Targets, reason: str, *, within: Ticket = NO_TICKET) -> Receipt:
         """Give open letters up for good; what waits behind them runs."""
         need_reason("discard", reason)
-        return self._do("discard", targets, reason, self._closing("discard"))
+        return self._do("discard", targets, reason, self._closing("discard"), within)
 
-    def resolve(self, targets: Target | Iterable[Target], reason: str) -> Receipt:
+    def resolve(self, targets: Targets, reason: str, *, within: Ticket = NO_TICKET) -> Receipt:
         """What these events ask for was done elsewhere: settled like a discard, and `resolved_by` tells which."""
         need_reason("resolve", reason)
-        return self._do("resolve", targets, reason, self._closing("resolve"))
+        return self._do("resolve", targets, reason, self._closing("resolve"), within)
 
-    def edit(self, target: Target, data: Any, reason: str) -> Receipt:
+    def edit(self, target: Target, data: Any, reason: str, *, within: Ticket = NO_TICKET) -> Receipt:
         """Give an open letter other data. Id and key stay; the log keeps the original, and every edit is kept."""
         need_reason("edit", reason)
         raw = encode_data(data)
@@ -83,7 +91,7 @@ class LetterDesk(LetterShelf):
             tx.sql.run("edit_add", {**where, "rev": rev, "data": raw, "audit": audit})
             return ""
 
-        return self._do("edit", target, reason, change, audited=True)
+        return self._do("edit", target, reason, change, within, audited=True)
 
     def reopen(self, target: Target, reason: str) -> Receipt:
         """Ask the owner to take a discard back; it does so when the lane is idle and nothing later was applied."""
@@ -101,8 +109,9 @@ class LetterDesk(LetterShelf):
     # ------------------------------------------------------------ how
 
     def _do(
-        self, action: str, targets: Target | Iterable[Target], reason: str, change: Change, *, audited: bool = False
-    ) -> Receipt:
+        self, action: str, targets: Targets, reason: str, change: Change, within: Ticket = NO_TICKET, *,
+        audited: bool = False,
+    ) -> Receipt:  # fmt: skip
         """Lock, look again, change, audit: a transaction per chunk of one subscription's letters, lanes in order."""
         wanted = _wanted(targets)
         refused: list[Refusal] = []
@@ -119,14 +128,14 @@ class LetterDesk(LetterShelf):
             letters = sorted(by_subscription[subscription], key=lambda letter: letter.position)
             for start in range(0, len(letters), CHUNK_MAX):
                 chunk = letters[start : start + CHUNK_MAX]
-                changed, left = self._chunk(action, subscription, chunk, wanted, reason, change, audited)
+                changed, left = self._chunk(action, subscription, chunk, wanted, reason, change, within, audited)
                 done += changed
                 refused += left
         return Receipt(action, tuple(done), tuple(refused))
 
     def _chunk(
         self, action: str, subscription: int, chunk: list[LetterRow], wanted: dict[int, int | None], reason: str,
-        change: Change, audited: bool,
+        change: Change, within: Ticket, audited: bool,
     ) -> tuple[list[int], list[Refusal]]:  # fmt: skip
         done: list[int] = []
         refused: list[Refusal] = []
@@ -144,7 +153,8 @@ class LetterDesk(LetterShelf):
                 done.append(letter.id)
                 if not audited:
                     self._note(tx, action, letter, reason, {})
-            if not done:
+            within.record(tx, action, done, refused)
+            if not done and within.operation is None:
                 raise Nothing
         self._operator.tell(action, name, *(f"letter {number}" for number in done))
         return done, refused
@@ -179,7 +189,7 @@ class LetterDesk(LetterShelf):
         return ""
 
 
-def _replay(tx: StoreTx, letter: LetterRow, now: float) -> str:
+def _not_replayable(tx: StoreTx, letter: LetterRow) -> str:
     if letter.state in OPEN and letter.lane is not None:
         head = tx.letters.head(letter.subscription_id, letter.lane)
         if head is not None and head.letter != letter.id:
@@ -190,10 +200,10 @@ def _replay(tx: StoreTx, letter: LetterRow, now: float) -> str:
     if letter.state != State.DEAD:
         known = {State.RETRYING: "retrying: it runs by itself", State.APPLIED: "applied already"}
         return f"it is {known.get(State(letter.state), letter.state)}; only a dead letter can be replayed"
-    return _lost(tx.sql.run("letter_replay", {"id": letter.id, "rev": letter.rev, "now": now}))
+    return ""
 
 
-def _wanted(targets: Target | Iterable[Target]) -> dict[int, int | None]:
+def _wanted(targets: Targets) -> dict[int, int | None]:
     """Which letters are meant, each with the revision that was looked at, if the caller looked."""
     several: Iterable[Any] = (targets,) if isinstance(targets, int | LetterRow) else targets
     return {one.id if isinstance(one, LetterRow) else int(one): getattr(one, "rev", None) for one in several}

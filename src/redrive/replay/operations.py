@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from redrive.clock import Env
 from redrive.observe.signals import Signals
 from redrive.replay import ledger, rebuild
+from redrive.replay.bulk import BulkDesk
 from redrive.replay.deed import Operator, whoami
 from redrive.replay.ledger import Verdict
 from redrive.replay.letters import LetterDesk
@@ -26,6 +27,7 @@ class Operations:
     operator: Operator
     letters: LetterDesk
     subscriptions: SubscriptionDesk
+    bulk: BulkDesk
     declared: Mapping[str, Subscription] = field(default_factory=dict)
 
     def verify(self) -> list[Verdict]:
@@ -64,4 +66,4 @@ def operate(
     operator = Operator(store, env, signals, who or whoami())
     keys = {name: subscription.key_of for name, subscription in known.items()}
     letters = LetterDesk(store, env, signals, operator.who, keys=keys, types=types)
-    return Operations(operator, letters, SubscriptionDesk(operator, known, types), known)
+    return Operations(operator, letters, SubscriptionDesk(operator, known, types), BulkDesk(operator, letters), known)

@@ -141,6 +141,14 @@ class LetterShelf:
         with self._store.reading() as tx:
             return [Deed(*row) for row in tx.sql.all("audit_of_target", where)]
 
+    def behind(self, letter: LetterRow, limit: int = 50) -> Letters:
+        """The open letters that wait behind this one, in order."""
+        if letter.lane is None:
+            return []
+        where = {"subscription": letter.subscription_id, "lane": letter.lane, "above": letter.position, "limit": limit}
+        with self._store.reading() as tx:
+            return [LetterRow(*row) for row in tx.sql.all("lane_letters", where)]
+
     def waiting(self, letter: LetterRow) -> int:
         """How many open letters wait behind this one."""
         with self._store.reading() as tx:

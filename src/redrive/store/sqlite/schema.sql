@@ -118,13 +118,16 @@ CREATE TABLE redrive_letters (
     fingerprint     TEXT NOT NULL DEFAULT '',
     edits           INTEGER NOT NULL DEFAULT 0,
     touched_at      REAL NOT NULL,
-    resolved_by     TEXT
+    resolved_by     TEXT,
+    operation       INTEGER                         -- the bulk operation that replayed it last
 );
 CREATE UNIQUE INDEX redrive_letters_position ON redrive_letters (subscription, position) WHERE state <> 'superseded';
 CREATE INDEX redrive_letters_open ON redrive_letters (subscription, lane, position) WHERE state IN ('retrying', 'dead');
 CREATE INDEX redrive_letters_state ON redrive_letters (state, subscription, id);
 CREATE INDEX redrive_letters_page ON redrive_letters (state, id);
 CREATE INDEX redrive_letters_event ON redrive_letters (event_id);
+CREATE INDEX redrive_letters_cause ON redrive_letters (fingerprint, subscription, id) WHERE state = 'dead';
+CREATE INDEX redrive_letters_key ON redrive_letters (key, id) WHERE state = 'dead';
 
 CREATE TABLE redrive_attempts (                     -- append-only history of each letter
     id            INTEGER PRIMARY KEY,
@@ -213,6 +216,47 @@ CREATE TRIGGER redrive_state_born AFTER INSERT ON redrive_state
 WHEN NOT EXISTS (SELECT 1 FROM redrive_meta WHERE name = 'state ' || NEW.subscription) BEGIN
     INSERT INTO redrive_meta VALUES ('state ' || NEW.subscription, 1);
 END;
+
+CREATE TABLE redrive_operations (                   -- what an operator asked for many letters at once
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,
+    action   TEXT NOT NULL,
+    who      TEXT NOT NULL,
+    reason   TEXT NOT NULL,
+    at       REAL NOT NULL,
+    selected INTEGER NOT NULL,
+    rate     REAL,                                  -- replays per second; NULL: as fast as may be
+    ended_at REAL,                                  -- when everything selected had been asked for, or it was cancelled
+    cancelled INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE redrive_operation_letters (            -- its selection, frozen; selected = applied + failed + skipped
+    operation INTEGER NOT NULL,
+    letter    INTEGER NOT NULL,
+    rev       INTEGER NOT NULL,                     -- as it was selected
+    asked     INTEGER NOT NULL DEFAULT 0,
+    result    TEXT CHECK (result IN ('applied', 'failed', 'skipped')),
+    why       TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (operation, letter)
+) WITHOUT ROWID;
+
+CREATE TRIGGER redrive_operation_result AFTER UPDATE OF state ON redrive_letters
+WHEN OLD.operation IS NOT NULL AND OLD.state = 'retrying' AND NEW.state <> 'retrying' BEGIN
+    UPDATE redrive_operation_letters
+    SET result = CASE WHEN NEW.state = 'applied' OR NEW.resolved_by IN ('replay', 'ignore verdict') THEN 'applied'
+                      WHEN NEW.state = 'dead' THEN 'failed' ELSE 'skipped' END,
+        why = CASE NEW.state WHEN 'applied' THEN '' WHEN 'dead' THEN NEW.error_type ELSE 'it is ' || NEW.state END
+    WHERE operation = OLD.operation AND letter = NEW.id AND result IS NULL;
+END;
+
+CREATE TABLE redrive_notes (                        -- what people know of a cause
+    id          INTEGER PRIMARY KEY AUTOINCREMENT,
+    fingerprint TEXT NOT NULL,
+    at          REAL NOT NULL,
+    who         TEXT NOT NULL,
+    text        TEXT NOT NULL,
+    resolved    INTEGER NOT NULL                    -- 1: fixed; 0: a note; what dies later of a fixed cause has regressed
+);
+CREATE INDEX redrive_notes_fingerprint ON redrive_notes (fingerprint, id);
 
 CREATE TABLE redrive_controls (                     -- what an operator asks the owner to do
     id           INTEGER PRIMARY KEY AUTOINCREMENT,

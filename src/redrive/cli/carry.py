@@ -1,0 +1,118 @@
+"""`redrive dlq export` and `import`: letters out into a file, repaired data back in."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli.edit import edit_each
+from redrive.cli.letter import letter_json
+from redrive.cli.program import app_option, confirm, json_option, opened, reads, store_option, yes_option
+from redrive.cli.receipt import exit_code, report
+from redrive.cli.render import plural
+from redrive.cli.select import filters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from redrive.replay.select import Selection
+    from redrive.store.port import LetterRow
+
+
+@click.command("export")
+@filters
+@click.option("--out", type=click.File("w", encoding="utf-8", lazy=False), default="-", metavar="FILE",
+              help="Where to; stdout by default.")  # fmt: skip
+@reads
+def export_letters(selection: Selection, out: Any, store: str | None, program: str | None, as_json: bool) -> int:
+    """Dead letters with their data as JSON lines, nothing redacted."""
+    from redrive.replay.select import select
+
+    with opened(store, program) as app:
+        desk = app.operate().letters
+        letters = select(app.runtime.store, selection)
+        for letter in letters:
+            event = desk.event(letter.id)
+            line = letter_json(letter, desk.waiting(letter)) | {"rev": letter.rev, "lane": letter.lane}
+            out.write(json.dumps(line | _payload(event)) + "\n")
+    out.flush()
+    if out.name != "<stdout>" and not as_json:
+        click.echo(f"{plural(len(letters), 'letter')} exported", err=True)
+    return 0
+
+
+@click.command("import")
+@click.argument("file", type=click.File("r", encoding="utf-8"))
+@click.option("--reason", required=True, help="Why; goes into the audit.")
+@yes_option
+@store_option
+@app_option
+@json_option
+def import_letters(file: Any, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> int:
+    """Take the data of exported letters back, as edits.
+
+    Each line names its letter by `id` and the `rev` it was exported at; one that has changed since is skipped, and so
+    is one whose data is the same.
+    """
+    from redrive.replay.deed import need_reason
+
+    need_reason("import", reason)
+    lines = list(_lines(file))
+    with opened(store, program) as app:
+        desk = app.operate()
+        found = {number: desk.letters.get(number) for number, _, _ in lines}
+        missing = [number for number, letter in found.items() if letter is None]
+        if missing:
+            raise click.UsageError(f"there is no letter {missing[0]} in this store: nothing was imported")
+        letters = [letter._replace(rev=rev) for number, rev, _ in lines if (letter := found[number]) is not None]
+        data = {number: value for number, _, value in lines}
+        if letters:
+            confirm(f"Edit {plural(len(letters), 'letter')}?", yes)
+        number = desk.bulk.begin("edit", letters, reason)
+
+        def deed(rows: Any, ticket: Any) -> Any:
+            return _each(desk.letters, rows, data, reason, ticket)
+
+        desk.bulk.ask(number, deed)
+        operation = desk.bulk.get(number)
+        report(desk.bulk, operation, as_json)
+    return exit_code(operation)
+
+
+def _each(desk: Any, rows: Iterable[LetterRow], data: dict[int, Any], reason: str, ticket: Any) -> Any:
+    from redrive.replay.deed import Receipt
+
+    parts = [edit_each(desk, [row], lambda _, row=row: data[row.id], reason, ticket) for row in rows]  # type: ignore[misc]
+    done = tuple(number for part in parts for number in part.done)
+    return Receipt("edit", done, tuple(one for part in parts for one in part.refused))
+
+
+def _payload(event: Any) -> dict[str, Any]:
+    """The data as JSON, or as base64 where it is none."""
+    if event is None:
+        return {}
+    try:
+        return {"data": json.loads(event.raw)}
+    except (ValueError, RecursionError):
+        return {"data_base64": base64.b64encode(event.raw).decode()}
+
+
+def _lines(file: Any) -> Iterable[tuple[int, int, Any]]:
+    try:
+        for place, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+                number, rev = found["id"], found["rev"]
+                if not (type(number) is int and type(rev) is int and 0 < number < 2**62):
+                    raise ValueError("id and rev are numbers")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise click.UsageError(f"line {place} is no exported letter ({error}): nothing was imported") from None
+            if "data" in found:
+                yield number, rev, found["data"]
+    except UnicodeDecodeError:
+        raise click.UsageError("the file is not UTF-8: nothing was imported") from None

@@ -1,0 +1,208 @@
+"""`redrive dlq replay`, `discard`, `resolve`: one deed for all letters that are meant, with a receipt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
+from redrive.cli.receipt import exit_code, report
+from redrive.cli.render import plain, plural
+from redrive.cli.select import selects
+from redrive.cli.waiting import finish, owners
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redrive.app import App
+    from redrive.replay.bulk import Deed
+    from redrive.replay.select import Selection
+    from redrive.store.port import LetterRow
+
+reason_needed = click.option("--reason", required=True, help="Why; goes into the audit.")
+lane_option = click.option("--lane", is_flag=True, help="Also what waits behind them.")
+
+
+@click.command()
+@selects
+@click.option("--rehearse", "is_rehearsal", is_flag=True, help="Only try: run the program, keep nothing. Needs --app.")
+@click.option("--lane", is_flag=True, help="With --rehearse: also what waits behind them.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many, the oldest first.")
+@click.option("--rate", metavar="N/s", help="At most so many a second, e.g. 50/s.")
+@click.option("--wait", is_flag=True, help="Come back when they have run.")
+@click.option("--reason", default="", help="Goes into the audit.")
+@yes_option
+@store_option
+@app_option
+@json_option
+def replay(
+    selection: Selection, is_rehearsal: bool, lane: bool, limit: int | None, rate: str | None, wait: bool,
+    reason: str, yes: bool, store: str | None, program: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Send dead letters round once more: one attempt each, then dead again.
+
+    What waits behind them follows by itself, in order. A running worker does it; where none runs, --app does it
+    here. The receipt stays: `redrive ops`. Exit code 3 if some were skipped or failed again.
+    """
+    selection.check()
+    if is_rehearsal and not program:
+        raise click.UsageError("--rehearse runs the program's functions: add --app MODULE:APP")
+    if lane and not is_rehearsal:
+        raise click.UsageError("--lane goes with --rehearse; in a replay what waits behind a letter follows by itself")
+    with opened(store, program) as app:
+        letters = _chosen(app, selection, limit)
+        if is_rehearsal:
+            return _rehearse(app, letters, lane, as_json)
+        if len(letters) > 1 or (letters and not selection.ids):
+            at_rate = f" at {plain(rate)}" if rate else ""
+            confirm(f"Replay {plural(len(letters), 'dead letter')}{at_rate}?", yes)
+        return _replay(app, letters, reason, _per_second(rate), program, wait, as_json)
+
+
+@click.command()
+@selects
+@lane_option
+@reason_needed
+@yes_option
+@store_option
+@app_option
+@json_option
+def discard(
+    selection: Selection, lane: bool, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool
+) -> int:
+    """Give letters up for good; what waits behind them runs."""
+    return _close("discard", selection, lane, reason, yes, store, program, as_json)
+
+
+@click.command()
+@selects
+@lane_option
+@reason_needed
+@yes_option
+@store_option
+@app_option
+@json_option
+def resolve(
+    selection: Selection, lane: bool, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool
+) -> int:
+    """What these letters ask for was done elsewhere: close them, and let others go on."""
+    return _close("resolve", selection, lane, reason, yes, store, program, as_json)
+
+
+@click.command("replay-all", hidden=True)
+@yes_option
+@store_option
+@app_option
+@json_option
+@click.pass_context
+def replay_all(context: click.Context, yes: bool, store: str | None, program: str | None, as_json: bool) -> Any:
+    """The same as `replay --all`."""
+    given = ["--all", *(["--yes"] if yes else []), *(["--json"] if as_json else [])]
+    return _same_as(context, replay, given, store, program)
+
+
+@click.command(hidden=True)
+@reason_needed
+@yes_option
+@store_option
+@app_option
+@json_option
+@click.pass_context
+def purge(context: click.Context, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> Any:
+    """The same as `discard --all`."""
+    given = ["--all", "--reason", reason, *(["--yes"] if yes else []), *(["--json"] if as_json else [])]
+    return _same_as(context, discard, given, store, program)
+
+
+def _same_as(
+    context: click.Context, command: click.Command, given: list[str], store: str | None, program: str | None
+) -> Any:
+    given += ["--store", store] if store else []
+    given += ["--app", program] if program else []
+    with command.make_context(command.name, given, parent=context.parent) as inner:
+        return command.invoke(inner)
+
+
+def _chosen(app: App, selection: Selection, limit: int | None) -> list[LetterRow]:
+    from redrive.replay.select import select
+
+    return select(app.runtime.store, selection, heads=True, limit=limit)[:limit]
+
+
+def _per_second(rate: str | None) -> float | None:
+    from redrive.units import rate as per_second
+
+    return None if rate is None else per_second(rate)
+
+
+def _rehearse(app: App, letters: Sequence[LetterRow], lane: bool, as_json: bool) -> int:
+    from redrive.cli.rehearsal import show_rehearsal
+    from redrive.replay.rehearse import rehearse
+
+    return show_rehearsal(rehearse(app, letters, lane=lane), as_json)
+
+
+def _replay(
+    app: App, letters: Sequence[LetterRow], reason: str, rate: float | None, program: str | None, wait: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    desk = app.operate()
+    here, elsewhere = _who_runs(app, {letter.subscription for letter in letters}, program, wait)
+    number = desk.bulk.begin("replay", letters, reason, rate)
+    desk.bulk.ask(number, lambda rows, ticket: desk.letters.replay(rows, reason, within=ticket))
+    if desk.bulk.get(number).waiting and (here or (wait and elsewhere)):
+        waited_for = None if wait else here
+        finish(app, here, elsewhere if wait else (), lambda: not desk.bulk.is_waiting(number, waited_for))
+    operation = desk.bulk.get(number)
+    alone = sorted(name for name in elsewhere if owners(app)[name].owner is None)
+    report(desk.bulk, operation, as_json)
+    if operation.waiting and not as_json:
+        if alone:
+            click.echo(f"nobody runs {plain(', '.join(alone))} now: start a worker, or add --app MODULE:APP")
+        else:
+            click.echo(f"the running worker takes them; `redrive ops {number}` shows what came of it")
+    return exit_code(operation)
+
+
+def _who_runs(app: App, wanted: set[str], program: str | None, wait: bool) -> tuple[set[str], set[str]]:
+    """Subscriptions to run here, and those whose owner does it."""
+    known = owners(app)
+    lonely = {name for name in wanted if known[name].owner is None}
+    if program:
+        missing = sorted(lonely - app.subscriptions.keys())
+        if missing:
+            raise click.UsageError(f"{program} does not have {missing[0]!r}, and no worker runs it")
+        return lonely, wanted - lonely
+    if wait and lonely:
+        raise click.UsageError(f"nobody runs {', '.join(sorted(lonely))}: start a worker, or add --app MODULE:APP")
+    return set(), wanted
+
+
+def _close(
+    action: str, selection: Selection, lane: bool, reason: str, yes: bool, store: str | None, program: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    from redrive.replay.deed import need_reason
+    from redrive.replay.select import select, with_followers
+
+    selection.check()
+    need_reason(action, reason)
+    with opened(store, program) as app:
+        desk = app.operate()
+        letters = select(app.runtime.store, selection)
+        behind = sum(desk.letters.waiting(letter) for letter in letters)
+        if lane:
+            letters = with_followers(app.runtime.store, letters)
+            consequence = f"{plural(behind, 'event')} that wait behind among them"
+        else:
+            consequence = f"{plural(behind, 'event')} that wait behind will run" if behind else "nothing waits behind"
+        if letters:
+            confirm(f"{action.capitalize()} {plural(len(letters), 'letter')}; {consequence}?", yes)
+        number = desk.bulk.begin(action, letters, reason)
+        how = desk.letters.discard if action == "discard" else desk.letters.resolve
+        deed: Deed = lambda rows, ticket: how(rows, reason, within=ticket)  # noqa: E731
+        desk.bulk.ask(number, deed)
+        operation = desk.bulk.get(number)
+        report(desk.bulk, operation, as_json)
+    return exit_code(operation)

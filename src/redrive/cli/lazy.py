@@ -1,0 +1,42 @@
+"""Groups whose commands are imported when they are asked for: `redrive status` need not load what replays."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class Commands(click.Group):
+    """Commands by name, each `module:attribute` of this package; one that is mistyped gets the nearest named."""
+
+    def __init__(self, *arguments: Any, table: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All of them, in the order of the table."""
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one."""
+        place = self._table.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        found: click.Command = getattr(importlib.import_module(f"redrive.cli.{module}"), name)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of a line, or say which one was probably meant."""
+        from difflib import get_close_matches
+
+        if args and self.get_command(ctx, args[0]) is None:
+            near = get_close_matches(args[0], self._table, 1)
+            hint = f"did you mean {near[0]}?" if near else f"`{ctx.command_path} --help` lists them"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,107 @@
+"""One letter, as people and machines read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli.render import block, clock_time, facts, moment, plain
+
+if TYPE_CHECKING:
+    from redrive.app import App
+    from redrive.store.port import LetterRow
+
+FOLLOWERS_SHOWN = 10
+
+
+def summary(letter: LetterRow) -> str:
+    kind = letter.error_type.rpartition(".")[2] or letter.reason
+    return f"{kind}: {letter.error_message}" if letter.error_message else kind
+
+
+def letter_json(letter: LetterRow, waiting: int) -> dict[str, Any]:
+    return {
+        "id": letter.id, "subscription": letter.subscription, "event_id": letter.event_id, "type": letter.type,
+        "key": letter.key, "state": letter.state, "reason": letter.reason, "error_type": letter.error_type,
+        "error_message": letter.error_message, "fingerprint": letter.fingerprint, "attempts": letter.attempts,
+        "first_failed_at": moment(letter.first_failed_at), "last_failed_at": moment(letter.last_failed_at),
+        "waiting": waiting,
+    }  # fmt: skip
+
+
+def describe(app: App, letter: LetterRow, payload: bool) -> dict[str, Any]:
+    """Everything there is to know about a letter; its data only if asked for, without what settings redact."""
+    from redrive.cli.payload import redacted
+
+    letters = app.operate().letters
+    event = letters.event(letter.id)
+    found = letter_json(letter, letters.waiting(letter)) | {
+        "source": letter.source, "position": letter.position, "lane": letter.lane, "edits": letter.edits,
+        "parked_at": moment(letter.parked_at), "due_at": moment(letter.due_at) if letter.state == "retrying" else None,
+        "resolved_by": letter.resolved_by, "followers": [one.id for one in letters.behind(letter, FOLLOWERS_SHOWN)],
+        "event_time": None if event is None else event.time.isoformat().replace("+00:00", "Z"),
+        "history": [{**one._asdict(), "at": moment(one.at)} for one in letters.history(letter.id)],
+        "revisions": [{"rev": one.rev, "bytes": len(one.data)} for one in letters.edits(letter)],
+        "audit": [{**one._asdict(), "at": moment(one.at)} for one in letters.audit(letter)],
+    }  # fmt: skip
+    if payload:
+        rules = app.runtime.settings.redact
+        found |= {"data": redacted(_data(event), rules), "headers": redacted(_headers(event), rules)}
+    return found
+
+
+def _data(event: Any) -> Any:
+    """The data as JSON; bytes that are none are shown as they are."""
+    from redrive.cli.payload import read
+
+    if event is None:
+        return None
+    try:
+        return read(event.raw)
+    except ValueError:
+        return event.raw.decode("utf-8", "backslashreplace")
+
+
+def _headers(event: Any) -> Any:
+    from redrive.errors import Undecodable
+
+    try:
+        return {} if event is None else event.headers
+    except Undecodable:
+        return {}
+
+
+def show_letter(found: dict[str, Any]) -> None:
+    """Print what `describe` found."""
+    import json
+
+    named = ("subscription", "state", "reason", "type", "key", "event_id", "position", "event_time", "attempts")
+    facts([("letter", found["id"]), *((name, found[name]) for name in named)])
+    facts((name, found[name]) for name in ("waiting", "first_failed_at", "last_failed_at", "due_at", "resolved_by"))
+    facts([("error", f"{found['error_type']}: {found['error_message']}" if found["error_type"] else "")])
+    facts([("fingerprint", found["fingerprint"])])
+    if found["followers"]:
+        more = ", …" if found["waiting"] > len(found["followers"]) else ""
+        facts([("behind it", f"letters {', '.join(map(str, found['followers']))}{more}")])
+    for one in found["history"]:
+        when = clock_time_of(one["at"])
+        click.echo(f"\nattempt {one['attempt']}  {when}  {plain(one['outcome'])}  by {plain(one['worker'])}")
+        block(one["traceback"])
+    for one in found["revisions"]:
+        click.echo(f"\nedit {one['rev']}: {one['bytes']} bytes")
+    for one in found["audit"]:
+        click.echo(f"\n{clock_time_of(one['at'])}  {plain(one['who'])}  {one['action']}  {plain(one['reason'])}")
+    if "data" in found:
+        click.echo("\ndata")
+        block(json.dumps(found["data"], indent=2, ensure_ascii=False))
+        if found["headers"]:
+            click.echo("headers")
+            block(json.dumps(found["headers"], indent=2, ensure_ascii=False))
+
+
+def clock_time_of(iso: str) -> str:
+    """A time of ours, without the fraction of a second."""
+    from datetime import datetime
+
+    return clock_time(datetime.fromisoformat(iso).timestamp())

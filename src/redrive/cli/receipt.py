@@ -1,0 +1,51 @@
+"""The receipt of a bulk operation: selected = applied + failed + skipped, and what is still under way."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli.render import block, emit_json, moment
+
+if TYPE_CHECKING:
+    from redrive.replay.bulk import BulkDesk, Operation
+
+SHOWN = 10  # letters that were skipped or failed; --json has the first thousand
+PARTS = ("applied", "failed", "skipped", "waiting", "unasked")
+
+
+def report(bulk: BulkDesk, operation: Operation, as_json: bool) -> None:
+    """Print it."""
+    bad = [one for result in ("failed", "skipped") for one in bulk.results(operation.id, result)]
+    if as_json:
+        emit_json(operation_json(operation) | {"letters": [asdict(one) for one in bad]})
+        return
+    if not operation.selected:
+        click.echo("no dead letters")
+        return
+    click.echo(f"operation {operation.id}: {one_line(operation)}")
+    for one in bad[:SHOWN]:
+        block(f"letter {one.letter} {one.result}: {one.why}")
+    if len(bad) > SHOWN:
+        click.echo(f"  … `redrive ops {operation.id} --json` lists all of them")
+
+
+def one_line(operation: Operation) -> str:
+    """`3,000 selected = 2,990 applied + 10 failed`."""
+    parts = [f"{getattr(operation, name):,} {name}" for name in PARTS if getattr(operation, name)]
+    return f"{operation.selected:,} selected = {' + '.join(parts) or 'nothing'}"
+
+
+def operation_json(operation: Operation) -> dict[str, Any]:
+    """Its documented fields."""
+    times = {"at": moment(operation.at), "ended_at": moment(operation.ended_at)}
+    return {**asdict(operation), **times, "state": operation.state}
+
+
+def exit_code(operation: Operation) -> int:
+    """1 if nothing was done at all, 3 if some was not, else 0."""
+    if operation.skipped and operation.skipped == operation.selected:
+        return 1
+    return 3 if operation.failed or operation.skipped else 0

@@ -1,0 +1,175 @@
+"""Bulk operations: one deed for many letters, with a receipt that outlives the command.
+
+The selection is frozen first, in one transaction. Then the letters are asked for a chunk at a time, each chunk's
+results in the transaction that made them; a command that dies in between is resumed where it was. What came
+of a replay is written by the store itself, in the transaction that settles the letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.errors import UsageError
+from redrive.replay.deed import Operator, Receipt, Refusal, Ticket
+from redrive.replay.letters import LetterDesk
+from redrive.store.port import LetterRow, StoreTx
+
+CHUNK_MAX = 200  # letters asked for at a time
+CANCELLED = "the operation was cancelled"
+WAITING, UNASKED = "waiting", "unasked"
+
+Deed = Callable[[Sequence[LetterRow], Ticket], Receipt]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One bulk operation and its receipt: selected = applied + failed + skipped + waiting + unasked."""
+
+    id: int
+    action: str
+    who: str
+    reason: str
+    at: float
+    selected: int
+    rate: float | None
+    ended_at: float | None
+    cancelled: bool
+    applied: int
+    failed: int
+    skipped: int
+    waiting: int  # asked for, and not run yet
+    unasked: int  # the command ended before it came to them
+
+    @property
+    def state(self) -> str:
+        """In one word."""
+        if self.cancelled:
+            return "cancelled"
+        if self.unasked:
+            return "interrupted"
+        return "running" if self.waiting else "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one letter."""
+
+    letter: int
+    result: str | None
+    why: str
+
+
+class _Part(Ticket):
+    """The letters of one operation, each in its turn."""
+
+    def __init__(self, operation: int, rate: float | None, asked: int) -> None:
+        self.operation = operation
+        self._rate, self._turn = rate, asked
+
+    def delay(self, letter: int) -> float:
+        if self._rate is None:
+            return 0.0
+        self._turn += 1
+        return (self._turn - 1) / self._rate
+
+    def record(self, tx: StoreTx, action: str, done: Sequence[int], refused: Sequence[Refusal]) -> None:
+        result = None if action == "replay" else "applied"
+        rows = [(result, "", self.operation, letter) for letter in done]
+        rows += [("skipped", one.why, self.operation, one.letter) for one in refused]
+        tx.sql.many("operation_asked", rows)
+
+
+class BulkDesk:
+    """Begin, resume, cancel and look at bulk operations."""
+
+    def __init__(self, operator: Operator, letters: LetterDesk) -> None:
+        self._operator, self._letters, self._store = operator, letters, operator.store
+
+    def begin(self, action: str, letters: Sequence[LetterRow], reason: str, rate: float | None = None) -> int:
+        """Freeze a selection; returns the operation's number. Nothing has happened to the letters yet."""
+        now = self._operator.now()
+        values = {"action": action, "who": self._operator.who, "reason": reason, "now": now, "rate": rate}
+        with self._store.transaction() as tx:
+            number = tx.sql.add("operation_add", {**values, "selected": len(letters)})
+            tx.sql.many("operation_letter_add", [(number, letter.id, letter.rev) for letter in letters])
+        return number
+
+    def ask(self, number: int, deed: Deed) -> None:
+        """Do the deed to what was not asked for yet, a chunk at a time."""
+        operation = self.get(number)
+        part = _Part(number, operation.rate, operation.selected - operation.unasked)
+        while rows := self._unasked(number, operation.action):
+            letters = [letter for letter in rows.values() if letter is not None]
+            refused = deed(letters, part).refused if letters else ()
+            gone = [Refusal(number, "it is gone") for number, letter in rows.items() if letter is None]
+            with self._store.transaction() as tx:  # what could not even be looked at is answered here
+                part.record(tx, operation.action, (), [*refused, *gone])
+        with self._store.transaction() as tx:
+            tx.sql.run("operation_end", {"id": number, "now": self._operator.now(), "cancelled": 0})
+
+    def cancel(self, number: int) -> Operation:
+        """Take back what has not run; what has run stays."""
+        self.get(number)
+        now = self._operator.now()
+        with self._store.transaction() as tx:
+            tx.sql.run("operation_skip_unasked", {"id": number, "why": CANCELLED})
+            tx.sql.run("operation_cancel", {"id": number, "now": now})
+        while rows := self._waiting(number):
+            for subscription in sorted({subscription for _, subscription in rows}):
+                with self._operator.acting(subscription) as tx:
+                    for letter in [letter for letter, of in rows if of == subscription]:
+                        tx.sql.run("operation_asked", ("skipped", CANCELLED, number, letter))
+                        tx.sql.run("letter_unreplay", {"id": letter, "operation": number, "now": now})
+        return self.get(number)
+
+    def get(self, number: int) -> Operation:
+        """One operation with its receipt so far."""
+        with self._store.reading() as tx:
+            row = tx.sql.one("operation_get", {"id": number})
+            if row is None:
+                raise UsageError(f"there is no operation {number}; `redrive ops` lists those there are")
+            return _operation(tx, row)
+
+    def is_waiting(self, number: int, of: Collection[str] | None = None) -> bool:
+        """Has anything it asked for still to run, in these subscriptions?"""
+        with self._store.reading() as tx:
+            names = {row.id: row.name for row in tx.progress.all()}
+            rows = tx.sql.all("operation_waiting_in", {"id": number})
+        return any(of is None or names[subscription] in of for (subscription,) in rows)
+
+    def recent(self, before: int = 2**62, limit: int = 50) -> list[Operation]:
+        """Operations, the newest first."""
+        with self._store.reading() as tx:
+            rows = tx.sql.all("operation_page", {"before": before, "limit": limit})
+            return [_operation(tx, row) for row in rows]
+
+    def results(self, number: int, result: str | None = None, after: int = 0, limit: int = 1000) -> list[Result]:
+        """What came of each letter, a page at a time."""
+        values = {"id": number, "result": result, "after": after, "limit": limit}
+        with self._store.reading() as tx:
+            return [Result(*row) for row in tx.sql.all("operation_results", values)]
+
+    def _unasked(self, number: int, action: str) -> dict[int, LetterRow | None]:
+        """The next letters, each at the revision that was selected; of a lane that is closed the last one first."""
+        query = "operation_unasked_last" if action in ("discard", "resolve") else "operation_unasked"
+        with self._store.reading() as tx:
+            rows = tx.sql.all(query, {"id": number, "limit": CHUNK_MAX})
+            found = {letter: (tx.letters.get(letter), rev) for letter, rev in rows}
+        return {number: letter and letter._replace(rev=rev) for number, (letter, rev) in found.items()}
+
+    def _waiting(self, number: int) -> list[tuple[int, int]]:
+        with self._store.reading() as tx:
+            return [(row[0], row[1]) for row in tx.sql.all("operation_waiting", {"id": number, "limit": CHUNK_MAX})]
+
+
+def _operation(tx: StoreTx, row: Sequence[Any]) -> Operation:
+    counts: dict[str, int] = dict(tx.sql.all("operation_counts", {"id": row[0]}))
+    names = ("applied", "failed", "skipped", WAITING, UNASKED)
+    applied, failed, skipped, waiting, unasked = (counts.get(name, 0) for name in names)
+    number, action, who, reason, at, selected, rate, ended_at, cancelled = row
+    return Operation(
+        number, action, who, reason, at, selected, rate, ended_at, bool(cancelled),
+        applied, failed, skipped, waiting, unasked,
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""Causes: dead letters that failed in the same place in the same way, and what people know about them.
+
+Counts come from the counters. How many events wait behind a cause is counted for its first letters only, so
+that a million letters are listed as quickly as ten; `waiting_exact` says whether there were more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redrive.errors import UsageError
+from redrive.policy.action import BEHIND_HEAD
+from redrive.replay.deed import Operator, find
+from redrive.store.port import Store, StoreTx
+
+LOOKED_AT = 2000  # letters of a cause whose lanes are counted
+
+
+class Note(NamedTuple):
+    """What somebody wrote down about a cause."""
+
+    at: float
+    who: str
+    text: str
+    resolved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Dead letters of one subscription with one fingerprint."""
+
+    fingerprint: str
+    subscription: str
+    dead: int
+    lanes: int
+    waiting: int
+    waiting_exact: bool  # False: lanes and waiting are of the first letters, there are more
+    error_type: str
+    error_message: str
+    reasons: tuple[str, ...]
+    types: tuple[str, ...]
+    first_seen: float | None
+    last_seen: float | None
+    standing: str  # "", "resolved" or "regressed": somebody said it was fixed, and it came back
+    notes: tuple[Note, ...]
+
+
+def causes(store: Store, subscription: str | None = None, limit: int = 100) -> list[Cause]:
+    """The causes with most letters first."""
+    with store.reading() as tx:
+        wanted = None if subscription is None else find(tx, subscription).id
+        groups: dict[tuple[str, int], list[Sequence[Any]]] = {}
+        for row in tx.sql.all("causes"):
+            if wanted in (None, row[1]):
+                groups.setdefault((row[0], row[1]), []).append(row)
+        ordered = sorted(groups.values(), key=lambda rows: (-sum(row[5] for row in rows), rows[0][0]))
+        return [_cause(tx, rows) for rows in ordered[:limit]]
+
+
+def count_causes(store: Store, subscription: str | None = None) -> int:
+    """How many there are."""
+    with store.reading() as tx:
+        wanted = None if subscription is None else find(tx, subscription).id
+        return len({(row[0], row[1]) for row in tx.sql.all("causes") if wanted in (None, row[1])})
+
+
+def note(operator: Operator, fingerprint: str, text: str, *, resolved: bool = False) -> str:
+    """Write down what is known of a cause, named by its fingerprint or how that begins; returns the whole of it."""
+    if not text.strip():
+        raise UsageError("a note needs a text")
+    with operator.store.transaction() as tx:
+        whole = find_cause(tx, fingerprint)
+        values = {"fingerprint": whole, "now": operator.now(), "who": operator.who, "text": text}
+        tx.sql.run("note_add", {**values, "resolved": int(resolved)})
+        operator.audit(tx, "note", "", f"fingerprint {whole}", text, {"resolved": resolved})
+    return whole
+
+
+def find_cause(tx: StoreTx, start: str) -> str:
+    """The one fingerprint that begins like this."""
+    found = [row[0] for row in tx.sql.all("fingerprint_like", {"start": start})] if start else []
+    if start in found:
+        return start
+    if not found:
+        raise UsageError(f"no letter has the fingerprint {start!r}; `redrive dlq` lists those there are")
+    if len(found) > 1:
+        raise UsageError(f"{start!r} is the beginning of {len(found)} fingerprints: {', '.join(found[:5])}")
+    return str(found[0])
+
+
+def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]]) -> Cause:
+    fingerprint, number, name = rows[0][:3]
+    dead = sum(row[5] for row in rows)
+    where = {"fingerprint": fingerprint, "subscription": number}
+    error_type, message, first = tx.sql.one("cause_first", where) or ("", "", None)
+    lanes, waiting, exact, last = _blast_radius(tx, where, dead)
+    notes = tuple(Note(*row) for row in tx.sql.all("notes_of", {"fingerprint": fingerprint}))
+    reasons, types = (tuple(sorted({row[place] for row in rows})) for place in (3, 4))
+    return Cause(
+        fingerprint, name, dead, lanes, waiting, exact, error_type, message, reasons, types, first, last,
+        _standing(notes, last), notes,
+    )  # fmt: skip
+
+
+def _blast_radius(tx: StoreTx, where: dict[str, Any], dead: int) -> tuple[int, int, bool, float | None]:
+    """Lanes held back, events waiting in them, whether all were counted, and when the last one failed."""
+    counts = {"subscription": where["subscription"]}
+    followers = sum(row[4] for row in tx.sql.all("ledger_kept_counts", counts) if row[1] == BEHIND_HEAD)
+    exact = dead <= LOOKED_AT
+    newest = tx.sql.value("cause_last", where)
+    if not followers and not exact:
+        return dead, 0, True, newest
+    lanes, waiting, last = tx.sql.all("cause_lanes", {**where, "limit": LOOKED_AT})[0]
+    return lanes, waiting, exact, max(last or 0.0, newest or 0.0) or None
+
+
+def _standing(notes: Sequence[Note], last_seen: float | None) -> str:
+    fixed = [one.at for one in notes if one.resolved]
+    if not fixed:
+        return ""
+    return "regressed" if last_seen is not None and last_seen > fixed[-1] else "resolved"

@@ -1,0 +1,192 @@
+"""Which letters an operator means: by number, by what they have in common, or all of them.
+
+A selection is looked up once, when a command begins; what dies later is not meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redrive.errors import UsageError
+from redrive.policy.action import BEHIND_HEAD
+from redrive.policy.letters import State
+from redrive.replay.deed import find
+from redrive.store.port import LetterRow, Store, StoreTx
+
+PAGE = 1000
+EVENT_CHARS_MIN = 4  # of an event's id; fewer are hardly ever unique
+RARE = 0.05  # below this share of all dead letters a cause is found by its own index
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Everything that is given must hold; times are seconds since 1970, of the last failure."""
+
+    ids: tuple[str, ...] = ()
+    subscription: str | None = None
+    type: str | None = None  # a name, or a glob like order.*
+    key: str | None = None
+    reason: str | None = None
+    error: str | None = None  # a part of "Type: message", in any case
+    fingerprint: str | None = None  # or how it begins
+    since: float | None = None
+    until: float | None = None
+    everything: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Is nothing said? That is never taken for everything."""
+        return not (self.ids or self.everything or any(value is not None for value in self._filters().values()))
+
+    def check(self) -> None:
+        """Numbers name letters completely, and everything is everything."""
+        given = [name for name, value in self._filters().items() if value is not None]
+        if self.is_empty:
+            raise UsageError("say which letters: IDs, -s, --type, --key, --reason, --error, --fingerprint, … or --all")
+        if self.ids and (given or self.everything):
+            raise UsageError("letters are named by their IDs or by what they have in common, not by both")
+        if self.everything and [name for name in given if name != "subscription"]:
+            raise UsageError(f"--all means all of them; leave it out to select by --{given[-1]}")
+
+    def _filters(self) -> dict[str, Any]:
+        names = ("subscription", "type", "key", "reason", "error", "fingerprint", "since", "until")
+        return {name: getattr(self, name) for name in names}
+
+
+def select(
+    store: Store, selection: Selection, *, after: int = 0, limit: int | None = None, heads: bool = False
+) -> list[LetterRow]:
+    """The letters that are meant, by ascending id; `heads`: only those that hold their lane back."""
+    with store.reading() as tx:
+        if selection.ids:
+            found = [_named(tx, text) for text in dict.fromkeys(selection.ids)]
+            return sorted({letter.id: letter for letter in found}.values(), key=lambda letter: letter.id)
+        chosen: list[LetterRow] = []
+        for letter in _matching(tx, selection, after, min(limit or PAGE, PAGE)):
+            if not heads or is_head(tx, letter):
+                chosen.append(letter)
+                if limit is not None and len(chosen) == limit:
+                    break
+        return chosen
+
+
+def select_with_waiting(
+    store: Store, selection: Selection, *, after: int = 0, limit: int = 50
+) -> list[tuple[LetterRow, int]]:
+    """Dead letters that hold their lane back, each with how many wait behind it."""
+    found = select(store, selection, after=after, limit=limit, heads=True)
+    with store.reading() as tx:
+        return [(letter, tx.letters.waiting(letter)) for letter in found]
+
+
+def select_parked(
+    store: Store, selection: Selection, *, after: int = 0, limit: int = 50
+) -> list[tuple[LetterRow, int]]:
+    """What waits behind a dead letter, each with how many wait behind it in turn."""
+    with store.reading() as tx:
+        values = {**_values(tx, selection), "reason": selection.reason or BEHIND_HEAD, "state": State.RETRYING.value}
+        found: list[tuple[LetterRow, int]] = []
+        for letter in _pages(tx, "select_letters", {**values, "limit": limit}, after):
+            if len(found) == limit:
+                break
+            if not is_head(tx, letter):
+                found.append((letter, tx.letters.waiting(letter)))
+        return found
+
+
+def with_followers(store: Store, letters: Sequence[LetterRow]) -> list[LetterRow]:
+    """These letters and everything open behind them in their lanes."""
+    found = {letter.id: letter for letter in letters}
+    with store.reading() as tx:
+        for letter in letters:
+            above = letter.position
+            while letter.lane is not None:
+                where = {"subscription": letter.subscription_id, "lane": letter.lane, "above": above, "limit": PAGE}
+                page = [LetterRow(*row) for row in tx.sql.all("lane_letters", where)]
+                found |= {follower.id: follower for follower in page}
+                if len(page) < PAGE:
+                    break
+                above = page[-1].position
+    return sorted(found.values(), key=lambda letter: letter.id)
+
+
+def is_head(tx: StoreTx, letter: LetterRow) -> bool:
+    """Does it hold its lane back, rather than wait in it?"""
+    if letter.lane is None:
+        return True
+    head = tx.letters.head(letter.subscription_id, letter.lane)
+    return head is not None and head.letter == letter.id
+
+
+def _named(tx: StoreTx, text: str) -> LetterRow:
+    """A letter by its number, or by how its event's id begins."""
+    if text.isascii() and text.isdecimal() and len(text) < 19:
+        letter = tx.letters.get(int(text))
+        if letter is not None:
+            return letter
+    found = []
+    if len(text) >= EVENT_CHARS_MIN:
+        found = [row[0] for row in tx.sql.all("select_by_event", {"start": text, "limit": 6})]
+    if len(found) == 1:
+        letter = tx.letters.get(found[0])
+        assert letter is not None
+        return letter
+    if not found:
+        raise UsageError(f"there is no letter {text}; `redrive dlq list` shows those there are")
+    several = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
+    raise UsageError(f"{text} is the beginning of several: letters {several}; use a letter's number")
+
+
+def _matching(tx: StoreTx, selection: Selection, after: int, page: int) -> Iterator[LetterRow]:
+    """Dead letters, a page at a time, by the index that finds them soonest."""
+    values = {**_values(tx, selection), "limit": page}
+    if selection.key is not None:
+        yield from _pages(tx, "select_letters_by_key", values, after)
+        return
+    causes, matching, total = _causes(tx, selection, values["subscription"])
+    if matching == 0:
+        return
+    if len(causes) == 1 or matching < RARE * total:
+        found = [row for cause, of in causes for row in _pages(
+            tx, "select_letters_by_cause", {**values, "cause": cause, "of": of}, after
+        )]  # fmt: skip
+        yield from sorted(found, key=lambda letter: letter.id) if len(causes) > 1 else found
+        return
+    yield from _pages(tx, "select_letters", values, after)
+
+
+def _values(tx: StoreTx, selection: Selection) -> dict[str, Any]:
+    """A selection as the queries know it."""
+    fields = ("type", "key", "reason", "error", "fingerprint", "since", "until")
+    subscription = None if selection.subscription is None else find(tx, selection.subscription).id
+    values = {name: getattr(selection, name) for name in fields}
+    return {**values, "subscription": subscription, "state": State.DEAD.value}
+
+
+def _causes(tx: StoreTx, selection: Selection, subscription: int | None) -> tuple[list[tuple[str, int]], int, int]:
+    """Fingerprints that match as far as the counters know, with how many letters they have, and all there are."""
+    from fnmatch import fnmatchcase
+
+    causes: dict[tuple[str, int], int] = {}
+    total = 0
+    for fingerprint, number, _, reason, kind, count in tx.sql.all("causes"):
+        total += count
+        if (
+            (subscription is None or number == subscription)
+            and (selection.fingerprint is None or fingerprint.startswith(selection.fingerprint))
+            and (selection.reason is None or reason == selection.reason)
+            and (selection.type is None or fnmatchcase(kind, selection.type))
+        ):
+            causes[fingerprint, number] = causes.get((fingerprint, number), 0) + count
+    return list(causes), sum(causes.values()), total
+
+
+def _pages(tx: StoreTx, query: str, values: dict[str, Any], after: int) -> Iterator[LetterRow]:
+    while True:
+        rows = [LetterRow(*row) for row in tx.sql.all(query, {**values, "after": after})]
+        yield from rows
+        if len(rows) < values["limit"]:
+            return
+        after = rows[-1].id
