@@ -1,0 +1,217 @@
+"""Every command in the documentation is typed: the `sh` blocks of a page, in order, into a shell.
+
+The shop around it has had its share of trouble, and its worker runs. A command must end with 0, or with the code that
+its comment ends with (`# … exit code 3`). A Python block that begins with `# name.py` is a file. What belongs to the
+machine and not to redrive is a stub.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from redrive import App
+
+ROOT = Path(__file__).parent.parent.parent
+SHOP = Path(__file__).with_name("shop.py")
+SECONDS_MAX = 60.0
+
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"#.*exit code (\d)$")
+
+# Commands of the machine: whether they exist, and what they print here, is not ours to test.
+STUBS = ("pip", "journalctl", "dmesg", "fuser", "run.sh")
+# Pages whose commands have tests of their own.
+ELSEWHERE = {"docs/guide/cli.md": "tests/cli"}
+
+# `redrive run` without --until-idle runs for ever: this is somebody who presses Ctrl-C when no retry is due any more.
+REDRIVE = """\
+#!{python}
+import subprocess, sys
+from redrive.cli import main
+from redrive.cli.program import load
+if sys.argv[1:2] != ["run"] or "--until-idle" in sys.argv:
+    main()
+while True:
+    subprocess.run([sys.executable, "-m", "redrive.cli", *sys.argv[1:], "--until-idle"], check=True)
+    letters = load(sys.argv[2]).operate().letters.list("retrying", limit=1000)
+    if not any(letter.reason == "failing" for letter in letters):
+        break
+"""
+
+# The shop as a service: `systemctl start|stop|restart shop`.
+SYSTEMCTL = """\
+#!{python}
+import fcntl, os, signal, subprocess, sys
+from pathlib import Path
+verb, pid, lock = sys.argv[1], Path("worker.pid"), open("worker.lock", "w")
+if verb in ("stop", "restart") and pid.exists():
+    os.kill(int(pid.read_text()), signal.SIGTERM)
+    pid.unlink()
+fcntl.flock(lock, fcntl.LOCK_EX)  # the worker holds it as long as it lives
+if verb in ("start", "restart"):
+    log = open("worker.log", "w")
+    command = [sys.executable, "-m", "redrive.cli", "run", "shop:app"]
+    worker = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[lock.fileno()], start_new_session=True)
+    pid.write_text(str(worker.pid))
+    while Path("worker.log").read_text().count("lease.taken") < 2:
+        assert worker.poll() is None, Path("worker.log").read_text()
+"""
+
+
+def pages() -> list[Path]:
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if SHELL.search(page.read_text("utf-8")) and name_of(page) not in ELSEWHERE]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands(block: str) -> Iterator[str]:
+    """The lines of a block, continued ones put together, without those that only comment."""
+    for line in re.sub(r"\\\n\s*", "", block).splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield line
+
+
+def environment(folder: Path) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("REDRIVE_", "COLUMNS"))}
+    path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return clean | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def redrive(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "redrive.cli", *arguments], cwd=folder, env=environment(folder), capture_output=True,
+        text=True, timeout=SECONDS_MAX, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def place(folder: Path, *orders: tuple[str, int, str]) -> None:
+    app = App(str(folder / "shop.db"))
+    log = app.log("orders")
+    for customer, cents, currency in orders:
+        number = f"order-{1 + sum(1 for _ in log.read())}"
+        log.append("order.placed", {"cents": cents, "currency": currency}, key=customer, id=number)
+    app.close()
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Letter 1: cleo pays in pounds. 4: zoe's order costs nothing. 5, 6, 7: ada, bob and dan during an outage."""
+    folder = tmp_path_factory.mktemp("shop")
+    shutil.copy(SHOP, folder / "shop.py")
+    (folder / "redrive.toml").write_text('store = "shop.db"\n')
+    (folder / "bin").mkdir()
+    for name in STUBS:
+        target = folder / name if name == "run.sh" else folder / "bin" / name
+        target.write_text("#!/bin/sh\nexit 0\n")
+        target.chmod(0o755)
+    for name, program in {"redrive": REDRIVE, "systemctl": SYSTEMCTL}.items():
+        (folder / "bin" / name).write_text(program.format(python=sys.executable))
+        (folder / "bin" / name).chmod(0o755)
+    place(folder, ("ada", 1200, "EUR"), ("bob", 500, "USD"), ("cleo", 900, "GBP"), ("cleo", 100, "GBP"))
+    place(folder, ("cleo", 300, "GBP"), ("zoe", 0, "EUR"))
+    redrive(folder, "run", "shop:app", "--until-idle", "--only", "revenue")
+    redrive(folder, "run", "shop:app", "--until-idle", "--only", "charge")
+    (folder / "bank_is_down").touch()
+    place(folder, *[(customer, 700, "EUR") for _ in range(3) for customer in ("ada", "bob", "dan")])
+    redrive(folder, "run", "shop:app", "--until-idle", "--only", "charge")
+    redrive(folder, "run", "shop:app", "--until-idle", "--only", "revenue")
+    (folder / "bank_is_down").unlink()
+    return folder
+
+
+@pytest.fixture
+def shop(troubled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(troubled, tmp_path / "shop"))
+
+
+@contextmanager
+def worker(folder: Path) -> Iterator[None]:
+    """The shop's worker, as in production: it runs while somebody types."""
+    systemctl(folder, "start")
+    try:
+        yield
+    finally:
+        systemctl(folder, "stop")
+
+
+def systemctl(folder: Path, verb: str) -> None:
+    subprocess.run(
+        [str(folder / "bin" / "systemctl"), verb, "shop"], cwd=folder, env=environment(folder), timeout=SECONDS_MAX,
+        check=True,
+    )  # fmt: skip
+
+
+def check_types(line: str, shell: subprocess.Popen[str]) -> None:
+    """Type a line; its exit code must be the one that is promised."""
+    assert shell.stdin is not None and shell.stdout is not None
+    shell.stdin.write(f"{line}\nprintf '\\nended with %s\\n' $?\n")
+    shell.stdin.flush()
+    said = ""
+    while not (ended := re.search(r"^ended with (\d+)\n\Z", said, re.MULTILINE)):
+        more = shell.stdout.readline()
+        assert more, f"{line}: the shell ended\n{said}"
+        said += more
+    promised = CODE.search(line)
+    assert ended[1] == (promised[1] if promised else "0"), f"{line}\n{said}"
+    assert "Traceback" not in said, f"{line}\n{said}"
+
+
+def type_page(page: Path, folder: Path) -> None:
+    text = page.read_text("utf-8")
+    for name, program in PROGRAM.findall(text):
+        (folder / name).write_text(program)
+    shell = subprocess.Popen(
+        ["sh"], cwd=folder, env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        for block in SHELL.findall(text):
+            for line in commands(block):
+                check_types(line, shell)
+    finally:
+        shell.kill()
+        shell.communicate()
+
+
+def dead(folder: Path) -> set[tuple[int, str]]:
+    """Letters and fingerprints."""
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        return set(connection.execute("SELECT id, fingerprint FROM redrive_letters WHERE state = 'dead'"))
+
+
+# What is dead after a page that repairs something; the others only look.
+OUTAGE = {(number, "8b70c4d053a6") for number in (5, 6, 7)}
+OVER = {
+    "docs/runbooks/dead-letters.md": set(),
+    "docs/runbooks/replay-after-a-fix.md": OUTAGE,
+    "docs/runbooks/replay-after-an-outage.md": {(1, "8a0627526422"), (4, "ef80a8445478")},
+    "docs/runbooks/discard-stale-letters.md": {(1, "8a0627526422")} | OUTAGE,
+}
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_command_of_a_page_works_when_it_is_typed(page: Path, shop: Path) -> None:
+    with worker(shop):
+        type_page(page, shop)
+    redrive(shop, "verify", "--app", "shop:app")
+    over = OVER.get(name_of(page))
+    assert over is None or dead(shop) == over
+
+
+def test_the_shop_has_the_trouble_that_the_pages_speak_of(troubled: Path) -> None:
+    assert dead(troubled) == {(1, "8a0627526422"), (4, "ef80a8445478"), *((n, "8b70c4d053a6") for n in (5, 6, 7))}
