@@ -67,9 +67,6 @@ async def _look_until_all_are_busy(changed: Callable[[], bool], wakes: Iterable[
             news = changed()
         except StoreError:
             news = False
-        except Exception as error:  # ours: the poller's task ends with it
-            busy.set_exception(error)
-            return
         if news:
             for wake in wakes:
                 wake.ring()
