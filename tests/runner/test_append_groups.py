@@ -1,0 +1,96 @@
+"""Appends that share a commit, appends that need no other thread, and the write-ahead log they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App, IdConflict, VersionConflict
+from redrive.settings import Settings
+from redrive.testing.failpoints import failpoint
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_group_counts_positions_and_versions_one_by_one(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    logs = [app.log("orders"), app.log("bills")]
+
+    async def produce(n: int) -> Any:
+        return await logs[n % 2].append_async("made", {"n": n}, key=None if n % 5 == 0 else f"k{n % 3}")
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(produce(n) for n in range(300)))
+
+    told = asyncio.run(main())
+    stored = [event for log in logs for event in log.read()]
+    assert sorted(event.position for event in stored) == list(range(1, 301))
+    assert {event.id: event for event in stored} == {event.id: event for event in told}
+    for log in logs:
+        for key in ("k0", "k1", "k2"):
+            events = log.read_key(key)
+            assert [event.version for event in events] == list(range(1, len(events) + 1))
+            assert [event.position for event in events] == sorted(event.position for event in events)
+    app.close()
+
+
+def test_an_id_given_twice_in_one_list_is_one_event(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    orders = app.log("orders")
+    same = {"type": "paid", "data": 1, "key": "a", "id": "x"}
+    first, other, again = orders.append_many([same, {"type": "paid", "data": 2, "key": "a"}, same])
+    assert (first, first.version, other.version) == (again, 1, 2)
+    assert [event.position for event in orders.read()] == [1, 2]
+    with pytest.raises(IdConflict):
+        orders.append_many([{"type": "paid", "key": "a"}, same | {"data": 3}])
+    with pytest.raises(VersionConflict):
+        orders.append_many([{"type": "paid", "key": "a"}, {"type": "paid", "key": "a", "expected_version": 2}])
+    assert len(list(orders.read())) == 2
+    app.close()
+
+
+def test_an_append_needs_no_other_thread_unless_somebody_else_writes(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    orders = app.log("orders")
+    where: list[str] = []
+
+    def note() -> None:
+        where.append(threading.current_thread().name)
+
+    with failpoint("append.begun", note):
+        orders.append("paid", {"n": 1})
+    with failpoint("append.begun", note):
+        with app.transaction():
+            waiting = threading.Thread(target=orders.append, args=("paid", {"n": 2}))
+            waiting.start()
+            waiting.join(0.05)
+            assert waiting.is_alive()
+        waiting.join()
+    assert where[0] == threading.current_thread().name
+    assert where[1].startswith("redrive-writer")
+    assert [event.data["n"] for event in orders.read()] == [1, 2]
+    app.close()
+
+
+def test_the_write_ahead_log_is_copied_back_and_used_again(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"), settings=Settings(checkpoint_pages=50))
+    orders = app.log("orders")
+    for n in range(400):  # five pages each
+        orders.append("paid", {"n": n}, key=str(n))
+    assert 50 * 4096 < (tmp_path / "shop.db-wal").stat().st_size < 200 * 4096
+    app.close()
+    assert len(list(App(str(tmp_path / "shop.db")).log("orders").read())) == 400
+
+
+def test_an_interrupted_append_leaves_no_transaction_open(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    orders = app.log("orders")
+    for place in ("append.begun", "append.before_commit"):
+        with failpoint(place, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            orders.append("paid", {})
+    assert orders.append("paid", {}).position == 1
+    app.close()
