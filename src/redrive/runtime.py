@@ -32,6 +32,7 @@ class Runtime:
         self.inline = inline
         self.deps: Any = None
         self.transacting: asyncio.Task[Any] | None = None  # the task that is inside app.transaction()
+        self.origins: dict[str, str] | None = None  # where the settings came from; None: from the program, or unread
         self._url, self._settings, self._env = url, settings, env
         self._given_env = env is not None
         self._lock = threading.Lock()
@@ -43,8 +44,13 @@ class Runtime:
     def settings(self) -> Settings:
         """The effective settings, read once."""
         if self._settings is None:
-            self._settings = load_settings(settings_path(Path.cwd(), os.environ), os.environ)[0]
+            self._settings, self.origins = load_settings(settings_path(Path.cwd(), os.environ), os.environ)
         return self._settings
+
+    @property
+    def url(self) -> str | None:
+        """The store as the program names it; settings may name another."""
+        return self._url
 
     @property
     def env(self) -> Env:

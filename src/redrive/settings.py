@@ -60,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     window_max: Count = 2_000  # events per subscription read and not yet settled; bounds memory and crash re-runs
     lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk
     poll_min: Seconds = duration("1ms")  # how soon to look for another process's events while there are many
-    poll_max: Seconds = duration("40ms")  # the same when idle; shorter would cost over one percent of a core
+    poll_max: Seconds = duration("50ms")  # the same when idle; shorter would cost over one percent of a core
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
@@ -183,15 +183,15 @@ def _leaves(table: Any, shape: Any, above: _Path, origin: str, *, from_text: boo
 
 
 def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -> Any:
-    marks = set(_marks(hint))
+    units = set(marks(hint))
     try:
-        if "duration" in marks and not isinstance(value, str):
+        if "duration" in units and not isinstance(value, str):
             raise ValueError(f'{value!r} has no unit; write it like "250ms", "30s" or "5m"')
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise ValueError(f"expected one of {', '.join(get_args(hint))}")
-        if "duration" in marks:
+        if "duration" in units:
             value = duration(value)
-        if "size" in marks and isinstance(value, str) and not value.isdecimal():
+        if "size" in units and isinstance(value, str) and not value.isdecimal():
             value = size(value)
         if get_origin(hint) is tuple and from_text:
             value = [part.strip() for part in value.split(",")]
@@ -200,12 +200,13 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
         raise UsageError(f"{origin}: `{'.'.join(name)}`: {error} (found {value!r})") from error
 
 
-def _marks(hint: Any) -> Iterator[str]:
+def marks(hint: Any) -> Iterator[str]:
+    """What a type says of its values beside its kind: `duration`, `size`."""
     for part in (*get_args(hint), *getattr(hint, "__metadata__", ())):
         if isinstance(part, str):
             yield part
         else:
-            yield from _marks(part)
+            yield from marks(part)
 
 
 def _build(values: Mapping[_Path, Any]) -> Settings:

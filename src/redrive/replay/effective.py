@@ -1,0 +1,121 @@
+"""Every setting with the value that holds and where it came from: built in, program, file, profile, environment.
+
+It reads what was loaded; it loads nothing itself. A password in the name of a store is never part of the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import msgspec
+
+from redrive.policy.retry import Retry
+from redrive.settings import Settings, SubscriptionSettings, marks
+from redrive.subscription import Subscription
+from redrive.units import duration, show_duration
+
+BUILT_IN = "built-in"
+_PASSWORD = re.compile(r"(?<=://)([^/?#@:]*):[^/?#]*@")
+_SECRET = re.compile(r"(?i)([?&][^=&]*(?:password|passwd|secret|token|key)[^=&]*=)[^&]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting, as it would be written in redrive.toml."""
+
+    name: str
+    value: Any
+    source: str  # default, program, file, profile, environment or flag
+    where: str  # the file, the variable or the flag; empty for the other two
+
+
+def effective(
+    settings: Settings, origins: Mapping[str, str], store: str | None, declared: Mapping[str, Subscription]
+) -> list[Option]:
+    """All options in the order of the reference; those of subscriptions after them.
+
+    `store` is what the program says, `declared` are its subscriptions: both hold where the settings are silent.
+    """
+    hints = get_type_hints(Settings, include_extras=True)
+    found = []
+    for name in Settings.__struct_fields__:
+        if name == "subscriptions":
+            continue
+        value, origin = getattr(settings, name), origins.get(name, BUILT_IN)
+        if name == "store":
+            value, origin = (value, origin) if value else (store, "program" if store else BUILT_IN)
+            value = None if value is None else masked(value)
+        found.append(_option(name, _written(value, hints[name]), origin))
+    for name in dict.fromkeys([*declared, *settings.subscriptions]):
+        found += _of_subscription(name, settings.subscriptions.get(name), origins, declared.get(name))
+    return found
+
+
+def _of_subscription(
+    name: str, given: SubscriptionSettings | None, origins: Mapping[str, str], code: Subscription | None
+) -> Iterator[Option]:
+    mine = given or SubscriptionSettings()
+    for prefix, values, in_code, built_in in (
+        ("", mine, code, Subscription.__dataclass_fields__),
+        ("retry.", mine.retry, _one_rule(code), Retry.__dataclass_fields__),
+    ):
+        for field, hint in get_type_hints(type(values), include_extras=True).items():
+            if field == "retry":
+                continue
+            full, value = f"subscriptions.{name}.{prefix}{field}", getattr(values, field)
+            if value is not None:
+                yield _option(full, _written(value, hint), origins.get(full, "program"))
+            elif in_code is not None:
+                value = getattr(in_code, field)
+                origin = BUILT_IN if value == built_in[field].default else "program"
+                yield _option(full, _written(value, hint), origin)
+            elif code is not None and prefix:
+                yield _option(full, f"{len(code.policy.retry)} rules", "program")
+
+
+def _one_rule(code: Subscription | None) -> Retry | None:
+    """The retry rule of a subscription that has just one; several have several numbers."""
+    return None if code is None or len(code.policy.retry) != 1 else code.policy.retry[0]
+
+
+def from_program(settings: Settings) -> dict[str, str]:
+    """Origins for settings that the program has made itself: what differs from the defaults is its own."""
+    defaults = msgspec.structs.asdict(Settings())
+    given = msgspec.structs.asdict(settings)
+    return {name: BUILT_IN if value == defaults[name] else "program" for name, value in given.items()}
+
+
+def masked(url: str) -> str:
+    """The name of a store without its passwords.
+
+    >>> masked("postgresql://ada:secret@db/shop?sslpassword=x&a=1")
+    'postgresql://ada:***@db/shop?sslpassword=***&a=1'
+    """
+    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
+
+
+def _option(name: str, value: Any, origin: str) -> Option:
+    if origin in (BUILT_IN, "program"):
+        return Option(name, value, "default" if origin == BUILT_IN else origin, "")
+    if origin.startswith("--"):
+        return Option(name, value, "flag", origin)
+    if origin.startswith("REDRIVE_"):
+        return Option(name, value, "environment", origin)
+    return Option(name, value, "profile" if origin.endswith("]") and " [profiles." in origin else "file", origin)
+
+
+def _written(value: Any, hint: Any) -> Any:
+    """A value as the file has it: durations and sizes with their unit."""
+    if isinstance(value, tuple):
+        return list(value)
+    if value is None or isinstance(value, bool | str) or not (units := set(marks(hint))):
+        return value
+    if "duration" in units:
+        shown = show_duration(value)
+        return shown if duration(shown) == value else f"{value:g}s"
+    if "size" in units:
+        return f"{value // 1024}KiB" if value % 1024 == 0 else f"{value}B"
+    return value
