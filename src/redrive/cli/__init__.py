@@ -26,6 +26,10 @@ COMMANDS = {
     "status": "look:status",
     "dlq": "dlq:dlq",
     "ops": "ops:ops",
+    "lanes": "explain:lanes",
+    "events": "logs:events",
+    "explain": "explain:explain",
+    "state": "explain:state",
     "verify": "look:verify",
     "pause": "subscriptions:pause",
     "resume": "subscriptions:resume",
@@ -35,6 +39,10 @@ COMMANDS = {
     "rename": "repair:rename",
     "accept-from-now": "repair:accept_from_now",
     "rekey": "repair:rekey",
+    "append": "logs:append",
+    "export": "transfer:export_log",
+    "import": "transfer:import_log",
+    "doctor": "doctor:doctor",
     "config": "config:config",
     "demo": "demo:demo",
 }
@@ -67,7 +75,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     try:
         for word in arguments:
             if not _is_text(word):
-                raise UsageError(f"{word!r} is not UTF-8 text; names, keys and files are")
+                raise UsageError(f"{word!r} is not text in UTF-8, as names, keys and files are")
         code = cli.main(arguments, prog_name="redrive", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -100,7 +108,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 def _is_text(word: str) -> bool:
     """Bytes that are no text arrive as halves of characters, which no store, file or terminal takes."""
-    return not any("\ud800" <= one <= "\udfff" for one in word)
+    return not any(one == "\0" or "\ud800" <= one <= "\udfff" for one in word)
 
 
 def _let_go_of_stdout() -> None:

@@ -15,14 +15,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def moment_of(text: str | None) -> float | None:
     """`2h` ago, or a time like 2026-01-31T03:00Z, in seconds since 1970."""
-    from redrive.errors import UsageError
     from redrive.units import duration
 
     if text is None:
         return None
     try:
         return time.time() - duration(text)
-    except UsageError:
+    except ValueError:
         pass
     try:
         found = datetime.fromisoformat(text)

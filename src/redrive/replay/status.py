@@ -52,15 +52,20 @@ def status(store: Store, env: Env) -> list[SubscriptionStatus]:
         return [_of(tx, row, tx.progress.get(row.id), env) for row in tx.progress.all()]
 
 
+def is_owned(progress: ProgressRow, env: Env) -> bool:
+    """Does somebody hold a lease that still counts?"""
+    lease = Lease(progress.owner, progress.epoch, progress.lease_until, bool(progress.unclean), progress.boot or "")
+    dead = bool(lease.owner) and env.owner_is_dead(lease.owner or "")
+    return state_of(lease, now=env.clock.now(), owner_is_dead=dead) is State.HELD
+
+
 def _of(tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env) -> SubscriptionStatus:
     now, log = env.clock.now(), tx.logs.id_of(row.source)
     lag = tx.logs.lag(log, progress.position) if log else 0
     lag -= int(tx.sql.value("done_count", {"subscription": row.id}))
     oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
     letters = tx.letters.counts(row.id)
-    lease = Lease(progress.owner, progress.epoch, progress.lease_until, bool(progress.unclean), progress.boot or "")
-    held = state_of(lease, now=now, owner_is_dead=bool(lease.owner) and env.owner_is_dead(lease.owner or ""))
-    owned = held is State.HELD
+    owned = is_owned(progress, env)
     return SubscriptionStatus(
         subscription=row.name, kind=row.kind, source=row.source, order=row.ordering, position=progress.position,
         lag_events=max(0, lag), lag_seconds=0.0 if oldest is None else max(0.0, now - oldest / 1e6),

@@ -34,6 +34,19 @@ class Done:
             if mark == "1"
         ]
 
+    def has(self, subscription: int, position: int) -> bool:
+        """Is this position marked?"""
+        marks = self._sql.value("done_chunk", (subscription, position // CHUNK))
+        return marks is not None and marks[position % CHUNK] == "1"
+
+    def below(self, subscription: int, position: int) -> int:
+        """How many positions below this one are marked."""
+        last, place = divmod(position, CHUNK)
+        return sum(
+            marks.count("1") if chunk < last else marks.count("1", 0, place)
+            for chunk, marks in self._chunks(subscription, last)
+        )
+
     def add(self, subscription: int, positions: Sequence[int]) -> None:
         """Mark positions, given in order; one that is marked already was settled by somebody else."""
         changed = []

@@ -158,6 +158,9 @@ WHERE position > :after AND position <= :upto AND time_us >= :since AND time_us 
   AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY position DESC LIMIT :limit
 
+-- name: events_between
+SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above AND position < :below LIMIT :limit)
+
 -- name: events_by_prefix
 -- The first ids of a log at or after a text: those that begin with it come first.
 SELECT position, id FROM redrive_events WHERE log = :log AND id >= :start ORDER BY id LIMIT :limit
@@ -514,6 +517,10 @@ SELECT lane, min(position), count(*) FROM redrive_letters INDEXED BY redrive_let
 WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead')
 GROUP BY lane HAVING count(*) < :size OR (count(*) = :size AND min(position) > :position)
 ORDER BY count(*) DESC, min(position) LIMIT :limit
+
+-- name: lane_ahead
+SELECT count(*) FROM redrive_letters
+WHERE subscription = :subscription AND lane = :lane AND position < :position AND state IN ('retrying', 'dead')
 
 -- name: letter_at
 SELECT id FROM redrive_letters WHERE subscription = :subscription AND position = :position AND state <> 'superseded'
@@ -889,3 +896,37 @@ SELECT at, who, text, resolved FROM redrive_notes WHERE fingerprint = :fingerpri
 
 -- name: fingerprint_like
 SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :start AND fingerprint < :start || '~'
+
+-- ---------------------------------------------------------------- doctor
+
+-- name: doctor_version
+SELECT sqlite_version()
+
+-- name: doctor_journal_mode
+PRAGMA journal_mode
+
+-- name: doctor_synchronous
+PRAGMA synchronous
+
+-- name: doctor_newest
+-- The latest time at which anything is known to have been written.
+SELECT max(at) FROM (SELECT max(coalesce(settled_at, 0), lease_set_at) AS at FROM redrive_progress
+                     UNION ALL SELECT at FROM (SELECT at FROM redrive_audit ORDER BY id DESC LIMIT 1))
+
+-- name: doctor_created
+SELECT created_at FROM redrive_subscriptions WHERE id = :subscription
+
+-- name: doctor_lanes
+-- The fullest lanes, from the index of open letters alone.
+SELECT subscription, lane, count(*) AS n FROM redrive_letters WHERE lane IS NOT NULL AND state IN ('retrying', 'dead')
+GROUP BY subscription, lane HAVING n >= :least ORDER BY n DESC LIMIT 20
+
+-- name: doctor_old_dead
+-- Among the first letters of a subscription that are dead now: those held since before a time.
+SELECT count(*) FROM (SELECT parked_at FROM redrive_letters WHERE state = 'dead' AND subscription = :subscription
+                      ORDER BY id LIMIT :limit) WHERE parked_at < :before
+
+-- name: doctor_late
+-- Among the first letters that are to be retried: those due before a time. Who waits behind another has no due time.
+SELECT count(*) FROM (SELECT due_at FROM redrive_letters WHERE state = 'retrying' AND subscription = :subscription
+                      ORDER BY id LIMIT :limit) WHERE due_at > 0 AND due_at < :before

@@ -1,0 +1,170 @@
+"""Events as CloudEvents 1.0 in JSON, one to a line, and back without loss.
+
+The key is `partitionkey` (and `subject`). A header is an extension attribute where CloudEvents allows its name; the
+others are in `redriveheaders`. The data keeps its bytes: an event that comes back is recognised as the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from redrive.codec import NOT_JSON, check_data, from_json, to_json
+from redrive.errors import EventError
+from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers
+from redrive.replay.events import EventRow
+
+SOURCE = "urn:redrive:log:"
+LINE_BYTES_MAX = 4_000_000  # the data as base64, the headers, and room for escapes
+
+_KNOWN = (
+    "specversion", "id", "source", "type", "subject", "partitionkey", "time", "datacontenttype", "data",
+    "data_base64", "redriveschema", "redriveheaders",
+)  # fmt: skip
+_ATTRIBUTE = re.compile(r"[a-z0-9]{1,20}")  # what CloudEvents lets an extension be called
+_JSON_TYPE = re.compile(r"application/json\b|[^;]*\+json\b", re.IGNORECASE)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(0, 0, 1)
+_HEADERS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
+_FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SCHEMA_MAX = 1_000_000
+
+
+def encode(row: EventRow) -> bytes:
+    """One event as a line, without its end."""
+    assert row.data_raw is not None
+    fields: dict[str, Any] = {
+        "specversion": "1.0", "id": row.id, "source": SOURCE + quote(row.log, safe=""), "type": row.type,
+        "time": (_EPOCH + timedelta(0, 0, row.time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+    }  # fmt: skip
+    if row.key is not None:
+        fields |= {"subject": row.key, "partitionkey": row.key}
+    if row.schema != 1:
+        fields["redriveschema"] = row.schema
+    hidden: dict[str, str] = {}
+    for name, text in ({} if row.headers_raw is None else _HEADERS.decode(row.headers_raw)).items():
+        is_attribute = _ATTRIBUTE.fullmatch(name) and name not in _KNOWN and text
+        (fields if is_attribute else hidden)[name] = text
+    if hidden:
+        fields["redriveheaders"] = to_json(hidden).decode()
+    fields["datacontenttype"] = "application/json"
+    if _fits_a_line(row.data_raw):
+        fields["data"] = msgspec.Raw(row.data_raw)
+    else:
+        fields["data_base64"] = base64.b64encode(row.data_raw).decode()
+    return to_json(fields)
+
+
+def _fits_a_line(raw: bytes) -> bool:
+    """JSON that is read back byte for byte: no line end in it, no blank around it."""
+    if b"\n" in raw or b"\r" in raw or raw != raw.strip():
+        return False
+    try:
+        from_json(raw)
+    except (*NOT_JSON, RecursionError):
+        return False
+    return True
+
+
+def decode(line: bytes, now_us: int) -> NewEvent:
+    """The event of a line; EventError says what is wrong with it."""
+    try:
+        fields = _FIELDS.decode(line)
+    except (*NOT_JSON, RecursionError) as error:
+        raise EventError(f"not a JSON object: {error}") from None
+    version = _text(fields, "specversion")
+    if version != "1.0":
+        raise EventError("no specversion: not a CloudEvent" if version is None else f"specversion {version!r}, not 1.0")
+    headers = _headers(fields)
+    key, subject = _text(fields, "partitionkey"), _text(fields, "subject")
+    if key is None:
+        key = subject
+    elif subject not in (None, key):
+        headers.setdefault("subject", str(subject))
+    return NewEvent(
+        check_id(_needed(fields, "id")),
+        check_type(_needed(fields, "type")),
+        None if key is None else check_key(key),
+        _schema(fields),
+        _time(_text(fields, "time"), now_us),
+        encode_headers(headers),
+        check_data(_data(fields)),
+    )
+
+
+def _text(fields: dict[str, msgspec.Raw], name: str) -> str | None:
+    raw = fields.get(name)
+    value = None if raw is None else from_json(raw)
+    if value is not None and not isinstance(value, str):
+        raise EventError(f"{name} is not text")
+    return value
+
+
+def _needed(fields: dict[str, msgspec.Raw], name: str) -> str:
+    found = _text(fields, name)
+    if found is None:
+        raise EventError(f"it has no {name}")
+    return found
+
+
+def _schema(fields: dict[str, msgspec.Raw]) -> int:
+    raw = fields.get("redriveschema")
+    schema = 1 if raw is None else from_json(raw)
+    if not isinstance(schema, int) or isinstance(schema, bool) or not 1 <= schema <= _SCHEMA_MAX:
+        raise EventError("redriveschema is not a whole number from 1 up")
+    return schema
+
+
+def _headers(fields: dict[str, msgspec.Raw]) -> dict[str, str]:
+    """Extensions, what came from elsewhere, and headers that CloudEvents has no name for."""
+    found: dict[str, str] = {}
+    source = _needed(fields, "source")
+    if not source.startswith(SOURCE):
+        found["source"] = source
+    for name, raw in fields.items():
+        if name not in _KNOWN:
+            value = from_json(raw)
+            if isinstance(value, dict | list):
+                raise EventError(f"the attribute {name!r} is not a simple value")
+            if value is not None:
+                found[name] = value if isinstance(value, str) else bytes(raw).decode()
+    hidden = _text(fields, "redriveheaders")
+    if hidden is not None:
+        try:
+            found |= _HEADERS.decode(hidden)
+        except NOT_JSON:
+            raise EventError("redriveheaders is not a JSON object of texts") from None
+    return found
+
+
+def _time(text: str | None, now_us: int) -> int:
+    if text is None:
+        return now_us
+    if not _TIME.fullmatch(text):
+        raise EventError(f"time {text!r} is not like 2026-01-31T03:00:00Z")
+    try:
+        return (datetime.fromisoformat(text.upper()) - _EPOCH) // _MICROSECOND
+    except (ValueError, OverflowError) as error:
+        raise EventError(f"time {text!r}: {error}") from None
+
+
+def _data(fields: dict[str, msgspec.Raw]) -> bytes:
+    packed = _text(fields, "data_base64")
+    if packed is None:
+        return bytes(fields.get("data", b"null"))
+    if "data" in fields:
+        raise EventError("it has both data and data_base64")
+    kind = _text(fields, "datacontenttype") or "application/json"
+    if not _JSON_TYPE.match(kind):
+        raise EventError(f"its data is {kind}, and a log holds JSON")
+    try:
+        return base64.b64decode(packed, validate=True)
+    except (binascii.Error, ValueError):
+        raise EventError("data_base64 is not base64") from None
