@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from redrive.store.port import LetterRow
+from redrive.store.port import Counts, LetterRow
 
 Result = Literal["would succeed", "would fail the same way", "would fail differently", "cannot rehearse"]
 RESULTS: tuple[Result, ...] = (
@@ -30,20 +30,11 @@ class Rehearsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
-    """Rows of one table that the successful ones would write; a REPLACE is an insert."""
-
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What a replay would do now."""
+    """What a replay would do now; a letter whose lane is held up by one that would fail cannot be rehearsed."""
 
     letters: tuple[Rehearsed, ...] = ()
-    tables: Mapping[str, Touched] = field(default_factory=dict)
+    tables: Mapping[str, Counts] = field(default_factory=dict)  # rows that those who succeed would write
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # log -> type -> events
 
     @property

@@ -41,7 +41,7 @@ async def supervised(
         worker=short_name(runtime.env.owner),
     )  # fmt: skip
     work = enroll(engine, subscriptions)
-    async with _entered(lifespan()) as runtime.deps:
+    async with entered(lifespan()) as runtime.deps:
         supervisor = Supervisor(engine, Bridge(runtime.store), work, threads=not runtime.inline)
         stoppable.append(supervisor)
         runtime.read_by(supervisor.appended, loop)
@@ -53,7 +53,7 @@ async def supervised(
 
 
 @asynccontextmanager
-async def _entered(manager: Any) -> AsyncIterator[Any]:
+async def entered(manager: Any) -> AsyncIterator[Any]:
     """What a lifespan yields; it may be an ordinary context manager, too."""
     if manager is None:
         yield None

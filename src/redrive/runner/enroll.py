@@ -36,8 +36,9 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
             if row is None:
                 row = _add(engine, tx, subscription, orphans)
             else:
-                _check(engine, tx, subscription, row)
-            _check_tables(tx, subscription, row)
+                check_declared(tx, subscription, row)
+                _check_keys(engine, tx, subscription, row)
+            check_tables(tx, subscription, row)
             rows[subscription.name] = (subscription, row)
     return rows
 
@@ -81,7 +82,8 @@ def _start_position(tx: StoreTx, log: int, last: int, start: str, name: str) -> 
     return tx.logs.last_before(log, round(time.timestamp() * 1e6)) if log else 0
 
 
-def _check(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+def check_declared(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+    """Refuse what cannot be changed without harm; what can be is changed."""
     name = subscription.name
     if row.source != subscription.source:
         raise UsageError(
@@ -100,7 +102,6 @@ def _check(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscri
         tx.sql.run("subscription_reorder", {"subscription": row.id, "ordering": subscription.order, "kind": row.kind})
         tx.sql.run("epoch_bump", {"subscription": row.id})  # whoever runs it with the former order is fenced
     _check_filter(tx, subscription, row)
-    _check_keys(engine, tx, subscription, row)
 
 
 def _check_filter(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
@@ -150,7 +151,8 @@ def _check_keys(engine: Engine, tx: StoreTx, subscription: Subscription, row: Su
             )
 
 
-def _check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+def check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+    """Create the tables that are declared and not there; refuse one that has changed, or is another's."""
     stored = tx.progress.tables(row.id)
     for table, columns in subscription.tables.items():
         if not TABLE.fullmatch(table) or table.lower().startswith(("redrive_", "sqlite_")):

@@ -85,6 +85,14 @@ class LetterRow(NamedTuple):
     source: str
 
 
+class Counts(NamedTuple):
+    """Rows of one table that were written; a REPLACE is an insert."""
+
+    inserted: int
+    updated: int
+    deleted: int
+
+
 @dataclass(slots=True)  # frozen would cost as much as the rest of an append's way through the queue
 class Appending:
     """One caller's append, waiting to be committed with others."""
@@ -111,6 +119,35 @@ class StoreTx(Protocol):
     def undo(self) -> None: ...
 
 
+class Stage(Protocol):
+    """Where a rehearsal runs: transactions that are rolled back, however they end."""
+
+    def acting(self) -> AbstractContextManager[StoreTx]:
+        """Begin for writing; leaving the block rolls back."""
+        ...
+
+    def watch(self) -> None:
+        """Count from here on what is written to the user's tables in this transaction."""
+        ...
+
+    def notice(self) -> None:
+        """A function has run: watch the tables that it made, too."""
+        ...
+
+    def touched(self) -> dict[str, Counts]:
+        """What was written so far, by table; what was undone does not count."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Has a function made the database end the transaction?"""
+        ...
+
+    def is_the_world(self, error: BaseException) -> bool:
+        """Is an error about the disk, the lock, the connection?"""
+        ...
+
+
 class Store(Protocol):
     """A database that holds logs, progress, letters, state and the user's tables."""
 
@@ -122,6 +159,11 @@ class Store(Protocol):
 
     def reading(self) -> AbstractContextManager[StoreTx]:
         """A consistent snapshot for reading."""
+        ...
+
+    @property
+    def stage(self) -> AbstractContextManager[Stage]:
+        """A place to rehearse."""
         ...
 
     def append(self, appending: Appending, *, here: bool = False) -> None:

@@ -27,6 +27,7 @@ from redrive.store.letters import Letters
 from redrive.store.log import Logs
 from redrive.store.port import Appending
 from redrive.store.progress import Progress
+from redrive.store.rehearsing import check_off_stage
 from redrive.store.sql import Row, Sql, load_queries
 from redrive.store.sqlite.connection import (
     BEGIN,
@@ -40,6 +41,7 @@ from redrive.store.sqlite.connection import (
     translate,
 )
 from redrive.store.sqlite.migrate import migrate
+from redrive.store.sqlite.stage import SqliteStage
 from redrive.store.sqlite.writer import Writer
 
 log = logging.getLogger("redrive")
@@ -137,6 +139,7 @@ class SqliteStore:
     def transaction(self, *, durable: bool = True) -> Iterator[SqliteTx]:
         """Begin for writing; leaving the block commits, an exception rolls back."""
         me = threading.get_ident()
+        check_off_stage()
         if self._holder == me:
             raise UsageError("already inside a transaction of this store: pass tx= instead of opening another")
         with self._mutex:
@@ -215,6 +218,13 @@ class SqliteStore:
             if tx.connection.in_transaction:
                 tx.control(ROLLBACK)
             self._readers.append(tx)
+
+    @property
+    def stage(self) -> SqliteStage:
+        """A place to rehearse, for the length of a `with` block."""
+        if self.path == ":memory:":
+            raise UsageError("a store in memory has one connection only; rehearse on a file")
+        return SqliteStage(self, SqliteTx(self._open("NORMAL")))
 
     # ------------------------------------------------------------ durability
 
@@ -316,6 +326,7 @@ class SqliteStore:
         `here`: the caller will wait for it, so it may be done in its thread. Two changes of threads take longer than a
         commit. Who meets another writer queues up all the same: those who wait share a commit, and in order.
         """
+        check_off_stage()
         writer = self._writer
         if writer is None:
             self.append_group([appending])
