@@ -10,9 +10,11 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from redrive.cli.demo import FIX
 from redrive.demo.story import make_orders
 
 PACKAGE = Path(__file__).parent.parent.parent / "src" / "redrive"
@@ -74,7 +76,7 @@ def check_picture(said: str) -> None:
     shown = counted(said)
     retried = {name: fates.pop("after retry") for name, fates in shown.items()}
     assert shown == expected()
-    assert retried["revenue"] == 0 and 20 < retried["ship"] < 400, "the carrier is deaf one time in fifty"
+    assert retried["revenue"] == 0 and 20 < retried["ship"] < 400, "the Post is deaf one time in twenty-five"
     assert "each was applied once and in its turn" in said
 
 
@@ -128,3 +130,51 @@ def test_the_store_that_the_environment_names_is_left_alone(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert "  unset REDRIVE_STORE\n" in printed(done.stdout)
     assert not (tmp_path / "precious.db").exists()
+
+
+def typed(folder: Path, script: str) -> Iterator[tuple[str, int, str]]:
+    """Type what was printed, as it was printed; yields each command with its exit code and what it said."""
+    shell = subprocess.Popen(
+        ["sh"], cwd=folder, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    assert shell.stdin is not None and shell.stdout is not None
+    for command in re.sub(r"\\\n *", "", script).splitlines():
+        if not command.strip() or command.lstrip().startswith("#"):
+            continue
+        shell.stdin.write(f"{command}\nprintf '\\nended with %s\\n' $?\n")
+        shell.stdin.flush()
+        said = ""
+        while not (ended := re.search(r"\n?^ended with (\d+)\n\Z", said, re.MULTILINE)):
+            said += shell.stdout.readline() or f"ended with {shell.wait()}\n"
+        yield command.strip(), int(ended[1]), said[: ended.start()]
+    shell.communicate()
+
+
+def test_what_the_demo_tells_people_to_type_repairs_the_shop(tmp_path: Path) -> None:
+    done = demo("shop", cwd=tmp_path)
+    answers = list(typed(tmp_path, printed(done.stdout)))
+    codes = [(command.split(" --fingerprint")[0], code) for command, code, _ in answers]
+    assert codes == [
+        (f"cd {tmp_path}/shop", 0), ("redrive dlq", 0), ("redrive dlq show 1 --payload", 0),
+        ("redrive dlq replay", 3), (FIX, 0), ("redrive dlq replay", 0), ("redrive dlq replay", 0),
+        ("redrive dlq edit", 0), ("redrive dlq replay", 0), ("redrive run shop:app --until-idle", 0),
+        ("redrive verify --app shop:app", 0), ("redrive status", 0),
+    ], answers  # fmt: skip
+    said = [text for _, _, text in answers]
+    assert "KeyError" in said[1] and "no carrier ships to 'UK'" in said[1]
+    assert '"currency": "GBP"' in said[2]
+    folder = tmp_path / "shop"
+    fates = rows(folder, "SELECT state, count(*) FROM redrive_letters GROUP BY 1")
+    assert [state for state, _ in fates] == ["applied"], "nothing is dead and nothing waits"
+    orders = make_orders()
+    assert rows(folder, "SELECT sum(orders) FROM revenue") == [(len(orders),)]
+    expected: dict[str, list[int]] = {}
+    for order in orders:
+        expected.setdefault(order["key"], []).append(order["data"]["order"])
+    sent: dict[str, list[int]] = {}
+    for key, order in rows(
+        folder, "SELECT key, data ->> 'order' FROM redrive_events WHERE type = 'parcel.sent' ORDER BY position"
+    ):
+        sent.setdefault(key, []).append(order)
+    assert sent == expected, "every order was shipped once, and each customer's in their order"

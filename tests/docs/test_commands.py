@@ -117,7 +117,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bin").mkdir()
     for name in STUBS:
         target = folder / name if name == "run.sh" else folder / "bin" / name
-        target.write_text("#!/bin/sh\nexit 0\n")
+        target.write_text("#!/bin/sh\necho this would say oom or segfault\n")
         target.chmod(0o755)
     for name, program in {"redrive": REDRIVE, "systemctl": SYSTEMCTL}.items():
         (folder / "bin" / name).write_text(program.format(python=sys.executable))
@@ -171,7 +171,7 @@ def check_types(line: str, shell: subprocess.Popen[str]) -> None:
     assert "Traceback" not in said, f"{line}\n{said}"
 
 
-def type_page(page: Path, folder: Path) -> None:
+def check_page(page: Path, folder: Path) -> None:
     text = page.read_text("utf-8")
     for name, program in PROGRAM.findall(text):
         (folder / name).write_text(program)
@@ -206,8 +206,13 @@ OVER = {
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_every_command_of_a_page_works_when_it_is_typed(page: Path, shop: Path) -> None:
+    if PROGRAM.search(page.read_text("utf-8")):  # it brings its own program, and begins with nothing else
+        for path in (shop / "redrive.toml", shop / "shop.py", *shop.glob("shop.db*")):
+            path.unlink()
+        check_page(page, shop)
+        return
     with worker(shop):
-        type_page(page, shop)
+        check_page(page, shop)
     redrive(shop, "verify", "--app", "shop:app")
     over = OVER.get(name_of(page))
     assert over is None or dead(shop) == over

@@ -42,7 +42,7 @@ def demo(folder: Path | None) -> int:
     click.echo("  redrive.toml  its settings; worker.log is what the workers say\n")
     click.echo(f"{story.place_orders():,} orders of {CUSTOMERS} customers are appended to the log.")
     with _progress(story) as show:
-        click.echo("A worker takes them. The carrier does not always answer.")
+        click.echo("A worker takes them. The Post does not always answer.")
         with story.worker(signal.SIGKILL) as check:
             story.watch(check, story.is_half_done, show)
         click.echo("kill -9, in the middle. Another worker goes on where it was.")
@@ -141,10 +141,11 @@ def commands(folder: Path, groups: list[Group]) -> Iterator[tuple[str, str]]:
     yield "No: the program does not know pounds. The fix is one line:", FIX
     yield "And now?", rehearse
     replay = "redrive dlq replay --fingerprint {} --app shop:app --yes"
-    yield "Replay. What waits follows by itself, in order:", replay.format(rate.fingerprint)
+    yield "Replay. What waits behind them follows, in order:", replay.format(rate.fingerprint)
     edit = f"redrive dlq edit --fingerprint {till.fingerprint} --patch '{PATCH}'"
     yield "The other cause is in the data: an old till writes UK. Correct it:", f"{edit} \\"
     yield "", '  --reason "the till means GB" --yes'
     yield "", replay.format(till.fingerprint)
+    yield "What still waits behind them is for a worker:", "redrive run shop:app --until-idle"
     yield "Is every order accounted for, once?", "redrive verify --app shop:app"
     yield "", "redrive status"

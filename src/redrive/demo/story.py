@@ -88,6 +88,8 @@ def make_orders() -> list[dict[str, Any]]:
         currency, country = dice.choice([("EUR", "DE"), ("USD", "US")])
         if customer in LONDON:
             currency, country = "GBP", "GB"
+        if customer in TILL:  # the Post is deaf now and then, and a replay is one attempt: they live elsewhere
+            currency, country = "USD", "US"
         if number > bad.get(customer, ORDERS):
             country = "UK"
             del bad[customer]
