@@ -47,6 +47,10 @@ class Runtime:
             self._settings, self.origins = load_settings(settings_path(Path.cwd(), os.environ), os.environ)
         return self._settings
 
+    def use(self, settings: Settings) -> None:
+        """Take these instead of what the file and the environment say, which may be unreadable."""
+        self._settings = settings
+
     @property
     def url(self) -> str | None:
         """The store as the program names it; settings may name another."""

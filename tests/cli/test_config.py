@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ async def mail(event, ctx): ...
 def folder(inside: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "told.py").write_text(PROGRAM.format(""))
-    monkeypatch.delitem(__import__("sys").modules, "told", raising=False)
+    monkeypatch.delitem(sys.modules, "told", raising=False)
     return tmp_path
 
 

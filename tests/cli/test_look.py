@@ -81,6 +81,24 @@ def test_a_violation_has_an_exit_code_of_its_own_and_its_positions(inside: Any, 
     assert answer.json[0]["violations"][0]["positions"] == [2]
 
 
+def test_the_audit_is_verified_when_asked_for(inside: Any, store: str) -> None:
+    for reason in ("one", "two", "three"):
+        inside("pause", "totals", "--store", store, "--reason", reason)
+        inside("resume", "totals", "--store", store)
+    answer = inside("verify", "--audit", "--store", store)
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "audit: 6 rows, each fits the one before it")
+    damage(store, "UPDATE redrive_audit SET reason = 'another' WHERE id = 5")
+    assert inside("verify", "--store", store).code == 0  # the events are all there
+    answer = inside("verify", "--audit", "--store", store)
+    assert (answer.code, "audit: row 5 was changed" in answer.out) == (3, True)
+    answer = inside("verify", "--audit", "--json", "--store", store)
+    assert answer.code == 3
+    assert answer.json["audit"] == {
+        "rows": 4, "first_wrong": 5, "message": "row 5 was changed, or belongs to another chain", "sound": False,
+    }  # fmt: skip
+    assert [one["subscription"] for one in answer.json["subscriptions"]] == ["totals"]
+
+
 def test_looking_never_makes_a_store(inside: Any, tmp_path: Path) -> None:
     for command in (["status"], ["verify"], ["dlq", "list"], ["dlq", "show", "1"], ["dlq", "replay", "1"]):
         answer = inside(*command, "--store", str(tmp_path / "none.db"))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from redrive import App, Event, Reject, Tx, no_retry
+from redrive.replay.chain import AuditVerdict, verify_audit
 from redrive.replay.ledger import Verdict, verify
 from redrive.testing import Harness
 
@@ -181,3 +182,56 @@ def test_a_subscription_that_has_not_begun_is_sound() -> None:
         (verdict,) = app.operate().verify()
         assert verdict == Verdict("nothing")
         assert verdict.sound
+
+
+# ------------------------------------------------------------ the audit
+
+
+def chain(bank: Any) -> AuditVerdict:
+    return verify_audit(bank.app.runtime.store)
+
+
+def test_an_audit_that_nobody_touched_is_whole(books: Any) -> None:
+    (count,) = books.harness.query("SELECT count(*) FROM redrive_audit")[0]
+    assert chain(books) == AuditVerdict(count)
+    assert count == 7
+    assert chain(books).sound
+
+
+def test_an_empty_audit_is_whole(bank: Any) -> None:
+    bank.run()
+    assert chain(bank) == AuditVerdict(0)
+
+
+FORGERIES = {
+    "another name": (3, "UPDATE redrive_audit SET who = 'eve' WHERE id = 3"),
+    "another time": (3, "UPDATE redrive_audit SET at = at + 0.001 WHERE id = 3"),
+    "another deed": (3, "UPDATE redrive_audit SET action = 'resume' WHERE id = 3"),
+    "another reason": (4, "UPDATE redrive_audit SET reason = 'no reason' WHERE id = 4"),
+    "another target": (4, "UPDATE redrive_audit SET target = 'letter 1' WHERE id = 4"),
+    "another subscription": (4, "UPDATE redrive_audit SET subscription = 'remind' WHERE id = 4"),
+    "other details": (4, "UPDATE redrive_audit SET details = '{}' WHERE id = 4"),
+    "another hash": (5, "UPDATE redrive_audit SET hash = 'x' WHERE id = 5"),
+    "bytes for a text": (2, "UPDATE redrive_audit SET reason = x'00' WHERE id = 2"),
+    "the first row gone": (1, "DELETE FROM redrive_audit WHERE id = 1"),
+    "a row gone": (3, "DELETE FROM redrive_audit WHERE id = 3"),
+    "a row gone, and the gap closed": (3, "DELETE FROM redrive_audit WHERE id = 3; UPDATE redrive_audit SET id = id - 1 WHERE id > 3"),  # noqa: E501
+    "the last row gone": (7, "DELETE FROM redrive_audit WHERE id = 7"),
+    "all rows gone": (1, "DELETE FROM redrive_audit"),
+    "a row put in": (8, "INSERT INTO redrive_audit SELECT 8, at, who, action, subscription, target, reason, details, hash FROM redrive_audit WHERE id = 7"),  # noqa: E501
+    "two rows exchanged": (3, "UPDATE redrive_audit SET id = -id WHERE id IN (3, 4); UPDATE redrive_audit SET id = 7 + id WHERE id < 0"),  # noqa: E501
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FORGERIES)
+def test_a_forged_audit_is_found_and_its_first_wrong_row_named(books: Any, what: str) -> None:
+    row, statements = FORGERIES[what]
+    damage(books, *statements.split("; "))
+    verdict = chain(books)
+    assert (verdict.sound, verdict.first_wrong) == (False, row), verdict
+    assert verdict.rows == row - 1
+    assert f"row {row}" in verdict.message or f"row {row - 1}" in verdict.message
+
+
+def test_there_are_more_than_thirty_kinds_of_damage() -> None:
+    assert len(DAMAGES) + len(FORGERIES) >= 50

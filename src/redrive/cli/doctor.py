@@ -1,0 +1,75 @@
+"""`redrive doctor`: what will hurt, what it means, and what to do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from redrive.cli.program import opened, reads
+from redrive.cli.render import emit_json, line_width, plural, wrapped
+from redrive.errors import StoreError, UsageError
+from redrive.settings import Settings
+
+if TYPE_CHECKING:
+    from redrive.replay.doctor import Finding
+
+STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
+INDENT = 10
+
+
+@click.command()
+@reads
+def doctor(store: str | None, program: str | None, as_json: bool) -> int:
+    """Look for what will hurt: machine, file, clock, settings, subscriptions, letters.
+
+    Each finding is ok, a warning or a problem, and says what to do. Exit code 3 if there is a problem. With --app it
+    also knows which subscriptions the program no longer has. `redrive verify` accounts for the events.
+    """
+    found = _examine(store, program)
+    if as_json:
+        emit_json([asdict(one) for one in found])
+    else:
+        _show(found)
+    return 3 if any(one.state == "problem" for one in found) else 0
+
+
+def _examine(store: str | None, program: str | None) -> list[Finding]:
+    """Settings that cannot be read and a store that cannot be opened are findings too."""
+    from redrive.replay.doctor import PROBLEM, Finding, examine
+
+    found: list[Finding] = []
+    with opened(store, program, create=True) as app:  # nothing is opened yet, and nothing made
+        runtime = app.runtime
+        try:
+            settings = runtime.settings
+        except UsageError as error:
+            found.append(Finding("settings", PROBLEM, str(error), "correct it: no worker starts with it"))
+            settings = Settings(store=os.environ.get("REDRIVE_STORE") or None)
+            runtime.use(settings)
+        try:
+            runtime.check_exists()
+            app.operate()  # opens the store, and imports what the program includes
+            seen = list(examine(runtime.store, runtime.env, settings, app.subscriptions if program else None))
+            return found + [one for one in seen if not (found and one.check == "settings")]
+        except StoreError as error:
+            return [*found, Finding("store", PROBLEM, str(error), "nothing else can be looked at until it opens")]
+        except UsageError as error:
+            if not found:
+                raise
+            return [*found, Finding("store", PROBLEM, str(error), "say which with --store")]
+
+
+def _show(found: list[Finding]) -> None:
+    for one in found:
+        told = wrapped(f"{one.check}: {one.message}", line_width() - INDENT)
+        click.echo(click.style(f"{one.state:<{INDENT}}", fg=STYLES[one.state]) + next(told))
+        for line in told:
+            click.echo(" " * INDENT + line)
+        if one.advice:
+            for number, line in enumerate(wrapped(one.advice, line_width() - INDENT - 3)):
+                click.echo(" " * INDENT + ("-> " if number == 0 else "   ") + line)
+    counts = {state: sum(1 for one in found if one.state == state) for state in STYLES}
+    click.echo(f"\n{counts['ok']} ok, {plural(counts['warning'], 'warning')}, {plural(counts['problem'], 'problem')}")

@@ -1,0 +1,193 @@
+"""The doctor: what about this store, this machine and these subscriptions will hurt, and what to do about it.
+
+It only looks. Each finding says what it means; `ok` ones are told too, so that one sees what was looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from redrive.clock import Env, short_name
+from redrive.errors import StoreBusy, UsageError
+from redrive.policy.lease import Lease, State, state_of
+from redrive.replay.machine import examine_machine
+from redrive.settings import Settings, check_subscriptions
+from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
+from redrive.units import show_duration
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+
+SAFE_SQLITE = (3, 51, 3)  # the first version whose checkpoints may race a writer
+UNOWNED_MAX = 86_400.0  # seconds without an owner, with events waiting, after which it looks forgotten
+DEAD_AGE_MAX = 7 * 86_400.0
+LATE_MAX = 3_600.0  # seconds after which a due letter of an owned subscription should have run
+CLOCK_SLACK, CLOCK_MAX = 2.0, 300.0  # seconds that the clock may be behind stored times: noise, nuisance
+NEARLY = 0.8  # share of lane_max
+COUNT_MAX = 10_000  # letters counted; more are "or more"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    state: str  # ok, warning or problem
+    message: str
+    advice: str = ""
+    subscription: str | None = None
+
+
+def examine(store: Store, env: Env, settings: Settings, declared: Collection[str] | None = None) -> Iterator[Finding]:
+    """Look at everything; `declared` are the subscriptions of the program, None if nobody gave one."""
+    for check, state, message, advice in examine_machine(store.url, settings.checkpoint_pages):
+        yield Finding(check, state, message, advice)
+    yield from _durability(store)
+    with store.reading() as tx:
+        yield _version(tx)
+        yield _clock(tx, env.clock.now())
+        rows = [(row, tx.progress.get(row.id)) for row in tx.progress.all()]
+        yield from _settings(settings, declared, [row.name for row, _ in rows])
+        found = [*_subscriptions(tx, env, rows, declared), *_letters(tx, env, settings, rows)]
+    yield from found
+    if not any(one.subscription for one in found):
+        count = f"{len(rows)} subscriptions" if len(rows) != 1 else "1 subscription"
+        yield Finding("subscriptions", OK, f"{count}: none is halted, paused, forgotten or held up")
+
+
+def _durability(store: Store) -> Iterator[Finding]:
+    """Asked of a connection that writes, so it takes the write lock for a moment."""
+    try:
+        with store.transaction() as tx:
+            mode, sync = tx.sql.value("doctor_journal_mode"), tx.sql.value("doctor_synchronous")
+    except StoreBusy:
+        yield Finding(
+            "write lock", PROBLEM, "another process has held the write lock for longer than busy_timeout",
+            "find the program that has a transaction open on the file (lsof, fuser) and end it",
+        )  # fmt: skip
+        return
+    yield Finding("write lock", OK, "it was free")
+    if mode not in ("wal", "memory") or int(sync) < 2:
+        yield Finding(
+            "durability", PROBLEM, f"journal_mode is {mode}, synchronous is {sync}: a power cut may lose what was "
+            "acknowledged", "let no other program change these pragmas",
+        )  # fmt: skip
+    else:
+        yield Finding("durability", OK, f"journal_mode {mode}, synchronous FULL: what is acknowledged survives")
+
+
+def _version(tx: StoreTx) -> Finding:
+    version = str(tx.sql.value("doctor_version"))
+    if tuple(int(part) for part in version.split(".")[:3]) >= SAFE_SQLITE:
+        return Finding("sqlite", OK, f"SQLite {version}")
+    return Finding(
+        "sqlite", OK, f"SQLite {version} may lose commits when a checkpoint meets a writer; redrive checkpoints only "
+        "under the write lock, so its own connections are safe",
+        "a program that writes to this file by itself needs PRAGMA wal_autocheckpoint = 0",
+    )  # fmt: skip
+
+
+def _clock(tx: StoreTx, now: float) -> Finding:
+    newest = tx.sql.value("doctor_newest") or 0.0
+    behind = newest - now
+    if behind <= CLOCK_SLACK:
+        return Finding("clock", OK, "it is not behind the times in the store")
+    return Finding(
+        "clock", PROBLEM if behind > CLOCK_MAX else WARNING,
+        f"it is {show_duration(behind)} behind a time in the store: it was set back, or another machine is ahead",
+        "set the clock (NTP); retries that were due start their pause again, nothing is lost",
+    )  # fmt: skip
+
+
+def _settings(settings: Settings, declared: Collection[str] | None, stored: list[str]) -> Iterator[Finding]:
+    known = sorted({*stored, *(declared or ())})
+    try:
+        check_subscriptions(settings, known if declared is None else declared)
+    except UsageError as error:
+        yield Finding("settings", PROBLEM if declared is not None else WARNING, str(error), "correct or remove it")
+    else:
+        yield Finding("settings", OK, "every option is known")
+
+
+def _subscriptions(
+    tx: StoreTx, env: Env, rows: list[tuple[Subscribed, ProgressRow]], declared: Collection[str] | None
+) -> Iterator[Finding]:
+    now = env.clock.now()
+    for row, progress in rows:
+        name = row.name
+        lease = Lease(progress.owner, progress.epoch, progress.lease_until, bool(progress.unclean), progress.boot or "")
+        dead = bool(lease.owner) and env.owner_is_dead(lease.owner or "")
+        held = state_of(lease, now=now, owner_is_dead=dead)
+        if declared is not None and name not in declared:
+            yield Finding(
+                "orphan", WARNING, f"{name} is in the store and not in the program", f"if it was renamed: "
+                f"redrive rename {name} NEW; it holds back `prune --events {row.source}` as long as it is here", name,
+            )  # fmt: skip
+        if progress.halted is not None:
+            yield Finding(
+                "halted", PROBLEM, f"{name} is halted: {progress.halted}",
+                "remove the cause; a running worker tries again by itself", name,
+            )  # fmt: skip
+        if progress.paused:
+            advice = f"redrive resume {name}, when it may go on"
+            yield Finding("paused", WARNING, f"{name} is paused: nothing runs until it is resumed", advice, name)
+        elif held is State.EXPIRED:
+            why = "is dead" if dead else f"has been silent for {show_duration(max(0.0, now - progress.lease_until))}"
+            yield Finding(
+                "lease", WARNING, f"{name}: its owner {short_name(lease.owner or '')} {why}",
+                "start a worker: it takes over at once", name,
+            )  # fmt: skip
+        elif held is State.FREE:
+            yield from _unowned(tx, row, progress, now)
+
+
+def _unowned(tx: StoreTx, row: Subscribed, progress: ProgressRow, now: float) -> Iterator[Finding]:
+    log = tx.logs.id_of(row.source)
+    seen = progress.lease_set_at or float(tx.sql.value("doctor_created", {"subscription": row.id}))
+    if now - seen > UNOWNED_MAX and log and tx.logs.lag(log, progress.position, 1):
+        yield Finding(
+            "unowned", WARNING, f"{row.name}: nobody has run it for {show_duration(now - seen)}, and events wait",
+            "start a worker; if its function is gone, it stays behind and holds back pruning", row.name,
+        )  # fmt: skip
+
+
+def _letters(
+    tx: StoreTx, env: Env, settings: Settings, rows: list[tuple[Subscribed, ProgressRow]]
+) -> Iterator[Finding]:
+    now, names = env.clock.now(), {row.id: row.name for row, _ in rows}
+    for number, lane, count in tx.sql.all("doctor_lanes", {"least": math.ceil(settings.lane_max * NEARLY)}):
+        full, name = count >= settings.lane_max, names.get(number, f"#{number}")
+        shown = lane if len(lane) <= 60 else lane[:60] + "…"
+        held = f"{name}: lane {shown!r} holds {count:,} letters of {settings.lane_max:,}"
+        yield Finding(
+            "lane", PROBLEM if full else WARNING, f"{held}: intake has stopped" if full else held,
+            f"redrive dlq -s {name}: repair or discard its head", name,
+        )  # fmt: skip
+    for row, progress in rows:
+        limits = {"subscription": row.id, "limit": COUNT_MAX}
+        old = int(tx.sql.value("doctor_old_dead", {**limits, "before": now - DEAD_AGE_MAX}))
+        if old:
+            yield Finding(
+                "dead letters", WARNING, f"{row.name}: {_many(old)} dead for more than {show_duration(DEAD_AGE_MAX)}",
+                f"redrive dlq -s {row.name}: repair, replay or discard them", row.name,
+            )  # fmt: skip
+        late = int(tx.sql.value("doctor_late", {**limits, "before": now - LATE_MAX}))
+        if late and progress.owner and not progress.paused and progress.halted is None:
+            yield Finding(
+                "late letters", WARNING, f"{row.name}: {_many(late)} due for more than {show_duration(LATE_MAX)}",
+                "look at its worker: is it overloaded, or does a call hang?", row.name,
+            )  # fmt: skip
+        for position, charges in tx.sql.all("inflight_all", {"subscription": row.id}):
+            if charges:
+                yield Finding(
+                    "crashes", WARNING, f"{row.name}: the event at position {position} was alone in flight when its "
+                    f"worker died, {charges} times", f"after {settings.crash_charges_max} it is buried by itself",
+                    row.name,
+                )  # fmt: skip
+
+
+def _many(count: int) -> str:
+    if count >= COUNT_MAX:
+        return f"{COUNT_MAX:,} or more letters are"
+    return "1 letter is" if count == 1 else f"{count:,} letters are"

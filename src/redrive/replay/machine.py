@@ -1,0 +1,104 @@
+"""What the doctor asks of the machine: the file system under the store, its room, and the write-ahead log."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+Found = tuple[str, str, str, str]  # check, state, message, advice
+
+PAGE_BYTES = 4096
+WAL_LONG = 8  # times the size at which it should have been copied back
+FREE_LOW, FREE_LOW_SHARE = 1_000_000_000, 0.05  # bytes left, or share of the disk, that are worth a word
+FREE_OUT = 100_000_000
+
+REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "9p", "fuse.sshfs", "fuse.s3fs", "ceph", "glusterfs",
+          "fuse.glusterfs", "lustre", "beegfs", "virtiofs"}  # fmt: skip
+FLEETING = {"tmpfs", "ramfs"}
+
+
+def examine_machine(path: str, checkpoint_pages: int, mounts: str | None = None) -> Iterator[Found]:
+    """Look at the folder of the store; `mounts` is what /proc/self/mountinfo would say."""
+    if path == ":memory:":
+        yield "file", "warning", "the store is in memory: it ends with the process", "give it a file"
+        return
+    yield _file_system(path, _mounts() if mounts is None else mounts)
+    yield _room(path)
+    yield _wal(path, checkpoint_pages)
+
+
+def _file_system(path: str, mounts: str) -> Found:
+    kind = kind_of(str(Path(path).resolve()), mounts)
+    if kind is None:
+        return "file system", "ok", "this system does not tell its kind; it has to be a local disk", ""
+    if kind in REMOTE:
+        return (
+            "file system", "problem", f"{kind} is a network file system: locks do not hold there, and SQLite files "
+            "are damaged sooner or later", "move the store to a local disk of the machine that runs the workers",
+        )  # fmt: skip
+    if kind in FLEETING:
+        return "file system", "problem", f"{kind} is memory: everything is gone after a restart", "use a disk"
+    if kind == "overlay":
+        return (
+            "file system", "warning", "overlay is a container's own layer: the store is gone when the container is "
+            "removed", "mount a volume for the store's folder",
+        )  # fmt: skip
+    return "file system", "ok", f"{kind}, local", ""
+
+
+def kind_of(path: str, mounts: str) -> str | None:
+    """The file system of the longest mount point that the path lies in."""
+    best, kind = "", None
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        point = fields[4].replace("\\040", " ").rstrip("/")
+        if (path == point or path.startswith(f"{point}/")) and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _room(path: str) -> Found:
+    usage = shutil.disk_usage(Path(path).resolve().parent)
+    shown = f"{_size(usage.free)} of {_size(usage.total)} are free; the store takes {_size(_bytes(path))}"
+    if usage.free < FREE_OUT:
+        return "free space", "problem", shown, "make room now: a full disk halts every subscription (nothing is lost)"
+    if usage.free < min(FREE_LOW, usage.total * FREE_LOW_SHARE):
+        return "free space", "warning", shown, "make room; `redrive prune` deletes what is settled and old"
+    return "free space", "ok", shown, ""
+
+
+def _wal(path: str, checkpoint_pages: int) -> Found:
+    length = _bytes(f"{path}-wal")
+    if length > checkpoint_pages * PAGE_BYTES * WAL_LONG:
+        return (
+            "write-ahead log", "warning", f"it is {_size(length)} long: somebody reads in one transaction for a long "
+            "time, or nobody checkpoints", "end the long read transaction; a running worker then copies it back",
+        )  # fmt: skip
+    return "write-ahead log", "ok", f"{_size(length)}; it is copied back every {checkpoint_pages:,} pages", ""
+
+
+def _bytes(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
