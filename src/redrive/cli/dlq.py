@@ -61,8 +61,8 @@ def dlq(
     if total > len(found):
         click.echo(f"… and {plural(total - len(found), 'more cause')}: --limit {total}")
     worst = plain(found[0].fingerprint[:8])
-    click.echo(f"one of them:  redrive dlq list --fingerprint {worst}")
-    click.echo(f"try a fix:    redrive dlq replay --fingerprint {worst} --rehearse --app MODULE:APP")
+    click.echo(f"look:     redrive dlq list --fingerprint {worst}")
+    click.echo(f"rehearse: redrive dlq replay --fingerprint {worst} --rehearse --app MODULE:APP")
     return 0
 
 

@@ -15,7 +15,7 @@ from redrive.policy.action import BEHIND_HEAD
 from redrive.replay.deed import Operator, find
 from redrive.store.port import Store, StoreTx
 
-LOOKED_AT = 2000  # letters of a cause whose lanes are counted
+LOOKED_AT = 10_000  # letters whose lanes are counted, over all causes that are listed
 
 
 class Note(NamedTuple):
@@ -56,7 +56,12 @@ def causes(store: Store, subscription: str | None = None, limit: int = 100) -> l
             if wanted in (None, row[1]):
                 groups.setdefault((row[0], row[1]), []).append(row)
         ordered = sorted(groups.values(), key=lambda rows: (-sum(row[5] for row in rows), rows[0][0]))
-        return [_cause(tx, rows) for rows in ordered[:limit]]
+        found: list[Cause] = []
+        budget = LOOKED_AT
+        for rows in ordered[:limit]:
+            found.append(_cause(tx, rows, budget))
+            budget = max(0, budget - found[-1].dead)
+        return found
 
 
 def count_causes(store: Store, subscription: str | None = None) -> int:
@@ -90,12 +95,12 @@ def find_cause(tx: StoreTx, start: str) -> str:
     return str(found[0])
 
 
-def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]]) -> Cause:
+def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]], budget: int) -> Cause:
     fingerprint, number, name = rows[0][:3]
     dead = sum(row[5] for row in rows)
     where = {"fingerprint": fingerprint, "subscription": number}
     error_type, message, first = tx.sql.one("cause_first", where) or ("", "", None)
-    lanes, waiting, exact, last = _blast_radius(tx, where, dead)
+    lanes, waiting, exact, last = _blast_radius(tx, where, dead, budget)
     notes = tuple(Note(*row) for row in tx.sql.all("notes_of", {"fingerprint": fingerprint}))
     reasons, types = (tuple(sorted({row[place] for row in rows})) for place in (3, 4))
     return Cause(
@@ -104,15 +109,15 @@ def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]]) -> Cause:
     )  # fmt: skip
 
 
-def _blast_radius(tx: StoreTx, where: dict[str, Any], dead: int) -> tuple[int, int, bool, float | None]:
+def _blast_radius(tx: StoreTx, where: dict[str, Any], dead: int, budget: int) -> tuple[int, int, bool, float | None]:
     """Lanes held back, events waiting in them, whether all were counted, and when the last one failed."""
     counts = {"subscription": where["subscription"]}
     followers = sum(row[4] for row in tx.sql.all("ledger_kept_counts", counts) if row[1] == BEHIND_HEAD)
-    exact = dead <= LOOKED_AT
+    exact = dead <= budget
     newest = tx.sql.value("cause_last", where)
     if not followers and not exact:
         return dead, 0, True, newest
-    lanes, waiting, last = tx.sql.all("cause_lanes", {**where, "limit": LOOKED_AT})[0]
+    lanes, waiting, last = tx.sql.all("cause_lanes", {**where, "limit": budget})[0]
     return lanes, waiting, exact, max(last or 0.0, newest or 0.0) or None
 
 
