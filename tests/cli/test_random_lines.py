@@ -75,7 +75,7 @@ ODD = [
     '{"cents": NaN}', '{"a": 1, "a": 2}', '"\\ud800"', "%s%n%d", "{0.__class__}", "[bold]x[/bold]",
     "\x1b[2J\x1b]0;x\x07", "\u202egnp\u2066", "\u200b", "\x00", "a\nb\r\tc", "\ud800", "\udcff", "漢" * 60, "é" * 600,
     "a" * 513, "b" * 100_000, "'; DROP TABLE redrive_letters; --", '" OR 1=1', "../../x", "/nonexistent-redrive/x",
-    "/dev/null", "shop.py", "2024-01-01", "2024-13-45", "2024-01-01T00:00:00", "2024-01-01T00:00:00Z",
+    "shop.py", "2024-01-01", "2024-13-45", "2024-01-01T00:00:00", "2024-01-01T00:00:00Z",
     "9999-12-31T23:59:59.999999+23:59", "0001-01-01", "1h", "-1h", "1 fortnight", "10000000d",
     "50/s", "0/s", "/s", "1000000000/s", "inf/s",
 ]  # fmt: skip
@@ -338,10 +338,15 @@ def test_no_line_breaks_anything(seed: int, prepared: Prepared, command: Any, tm
         for _ in range(PER_STORE):
             line = lines.line()
             said = command(folder, line, stdin=stdins.choice([b"", b"", b'{"cents": 3}\n', b"\xff\x00\n", None]))
-            wrong = complaint(line, said, spy.changed())
-            if wrong:
-                complaints.append(f"{wrong}\n{_short(line)}\n{str(said)[:1000]}\nafter {[*map(_short, before)][-3:]}")
             before.append(line)
+            try:
+                wrong = complaint(line, said, spy.changed())
+            except sqlite3.DatabaseError as error:
+                wrong = f"a broken store: {error}"
+            if wrong:
+                complaints.append(f"{wrong}\n{_short(line)}\n{str(said)[:1000]}\nafter {[*map(_short, before)][-4:-1]}")
+            if wrong.startswith("a broken store"):
+                break
         spy.connection.close()
         said = command(folder, ["verify", "--store", "shop.db"])
         if said.code != 0:

@@ -22,6 +22,30 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
+class OutFile(click.File):
+    """A file to write to, `-` for stdout; one that is a database is refused, before it is emptied."""
+
+    def __init__(self) -> None:
+        super().__init__("w", encoding="utf-8", lazy=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Look first, then open."""
+        name = os.fspath(value) if isinstance(value, str | os.PathLike) else "-"
+        of_a_store = name.endswith(("-wal", "-shm")) and is_database(name[:-4])
+        if name != "-" and (of_a_store or is_database(name)):
+            self.fail(f"{name!r} is a database and would be overwritten; name another file", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def is_database(name: str) -> bool:
+    """Is this file a store, or another database? Nothing is ever exported over one."""
+    try:
+        with open(name, "rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+    except (OSError, ValueError):
+        return False
+
+
 def reads(command: F) -> F:
     """The options of every command that looks at a store."""
     return store_option(app_option(json_option(command)))

@@ -133,6 +133,14 @@ def ago(seconds: float | None, now: float) -> str:
     return "just now"
 
 
+def say(text: object, indent: str = "", *, err: bool = False) -> None:
+    """Print a sentence, harmless and within the width; what is too long goes on below, two cells further in."""
+    first, *more = wrapped(text, line_width() - len(indent) - 2)
+    click.echo(indent + first, err=err)
+    for line in more:
+        click.echo(f"{indent}  {line}", err=err)
+
+
 def facts(pairs: Iterable[tuple[str, object]]) -> None:
     """Print `name  value` lines, leaving out what is empty; a long value takes several."""
     for name, value in pairs:
