@@ -6,7 +6,7 @@ import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, reads, store_option, yes_option
 from redrive.cli.receipt import exit_code, one_line, operation_json, report
-from redrive.cli.render import clock_time, emit_json, plural, table
+from redrive.cli.render import ago, emit_json, plural, table
 
 
 class _Ops(click.Group):
@@ -31,7 +31,7 @@ def ops(context: click.Context, limit: int, before: int, store: str | None, prog
     if context.invoked_subcommand is not None:
         return 0
     with opened(store, program) as app:
-        found = app.operate().bulk.recent(before, limit)
+        found, now = app.operate().bulk.recent(before, limit), app.runtime.env.clock.now()
     if as_json:
         emit_json([operation_json(one) for one in found])
         return 0
@@ -39,11 +39,11 @@ def ops(context: click.Context, limit: int, before: int, store: str | None, prog
         click.echo("no operations yet; `redrive dlq replay`, `discard`, `resolve` and `edit` leave them")
         return 0
     rows = [
-        (one.id, clock_time(one.at), one.who, one.action, one.state, one.selected, one.applied, one.failed, one.skipped)
+        (one.id, ago(one.at, now), one.who, one.action, one.state, one.selected, one.applied, one.failed, one.skipped)
         for one in found
     ]
     columns = (">op", "when", "who", "action", "state", ">selected", ">applied", ">failed", ">skipped")
-    table(columns, rows, keep=("when",))
+    table(columns, rows, keep=("state",))
     if len(found) == limit:
         click.echo(f"\nnext page: --before {found[-1].id}")
     return 0
