@@ -285,4 +285,16 @@ class Checker:
         for planned in self.wanted:
             if (planned.id in applied) == self.seen.has_given_up(planned):
                 self._fail(f"lost: {planned.id} ({planned.fate}) has come to no end")
+        self._check_receipts()
         self.verify()
+
+    def _check_receipts(self) -> None:
+        """What a bulk operation asked for has come to an end, too; only one that died may have left some unasked."""
+        rows = self.world.disk.rows
+        waiting = rows("SELECT operation, letter FROM redrive_operation_letters WHERE asked AND result IS NULL")
+        if waiting:
+            self._fail(f"receipt: (operation, letter) {waiting} were asked for and are not answered")
+        wrong = rows("SELECT id FROM redrive_operations o WHERE selected <> "
+                     "(SELECT count(*) FROM redrive_operation_letters WHERE operation = o.id)")  # fmt: skip
+        if wrong:
+            self._fail(f"receipt: operations {wrong} do not add up")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from redrive.errors import StoreError, UsageError
+from redrive.replay.bulk import BulkDesk
 from redrive.replay.deed import Operator
 from redrive.replay.letters import LetterDesk
 from redrive.replay.rebuild import reset
@@ -32,6 +33,7 @@ class Operating:
     def __init__(self, world: World, workload: Workload) -> None:
         self.world, self.workload = world, workload
         self.dice = random.Random(f"operator {world.seed}")
+        self._bulk_dice = random.Random(f"bulk {world.seed}")  # its own: older seeds go on as they did
         self.touched: Counter[str] = Counter()  # events whose letter was changed, or perhaps changed
         self.discards: set[str] = set()
         self.skips = 0  # seeks, of which some lead forward
@@ -74,8 +76,22 @@ class Operating:
                 return lambda: reset(Operator(process.store, process.env), NAME, "simulated")
             case "seek":
                 return lambda: self._seek(process)
+            case "replay" if self._bulk_dice.random() < 0.4:
+                return lambda: self._bulk(BulkDesk(Operator(process.store, process.env), desk), desk)
             case _:
                 return lambda: self._letter(deed, desk)
+
+    def _bulk(self, bulk: BulkDesk, desk: LetterDesk) -> None:
+        """Replay all that is dead, perhaps slowly; or take back what an earlier one has not come to."""
+        operations = bulk.recent(limit=1)
+        if operations and operations[0].waiting and self._bulk_dice.random() < 0.5:
+            bulk.cancel(operations[0].id)
+            return
+        dead = desk.list("dead", NAME)
+        for letter in dead:
+            self.touched[letter.event_id] += 2
+        number = bulk.begin("replay", dead, "simulated", self._bulk_dice.choice([None, 2.0]))
+        bulk.ask(number, lambda rows, ticket: desk.replay(rows, "simulated", within=ticket))
 
     def _letter(self, deed: str, desk: LetterDesk) -> None:
         dead, retrying = desk.list("dead", NAME), desk.list("retrying", NAME)
