@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.render import emit_json, plain, plural, table
+from redrive.cli.render import emit_json, plural, say, shortened, table
 
 if TYPE_CHECKING:
     from redrive.replay.rehearsal import Rehearsal, Rehearsed
 
-SHOWN_MAX = 20  # letters listed for people; --json has all of them
+GROUPS_SHOWN, LETTERS_SHOWN = 10, 5  # for people; --json has all of them
+WHY_MAX = 300  # characters of an error's text
 
 
 def show_rehearsal(rehearsal: Rehearsal, as_json: bool) -> int:
@@ -48,10 +50,42 @@ def _show(rehearsal: Rehearsal) -> None:
     if not rehearsal.letters:
         click.echo("no letters to rehearse")
         return
-    counts = [f"{count:,} {result}" for result, count in rehearsal.totals.items() if count]
-    click.echo(f"{plural(len(rehearsal.letters), 'letter')} rehearsed, nothing kept: " + ", ".join(counts))
-    bad = [one for one in rehearsal.letters if one.result != "would succeed"]
-    if bad:
+    click.echo(f"{plural(len(rehearsal.letters), 'letter')} rehearsed, and nothing kept:")
+    for result, count in rehearsal.totals.items():
+        if count:
+            click.echo(f"{count:>10,} {result}")
+    groups = _groups(rehearsal)
+    for group in groups[:GROUPS_SHOWN]:
+        _show_group(group)
+    if len(groups) > GROUPS_SHOWN:
+        click.echo(f"\nand {len(groups) - GROUPS_SHOWN:,} more kinds; --json has all of them")
+    if rehearsal.tables:
         click.echo("")
-        rows = [(one.letter.id, one.letter.subscription, one.result, plain(one.why)) for one in bad[:SHOWN_MAX]]
-        table((">id", "subscription", "result", "why"), rows, keep=("result",))
+        rows = [(name, *counts) for name, counts in rehearsal.tables.items()]
+        table(("rows of", ">inserted", ">updated", ">deleted"), rows)
+    if rehearsal.emitted:
+        click.echo("")
+        events = [(log, kind, count) for log, types in rehearsal.emitted.items() for kind, count in types.items()]
+        table(("events in", "type", ">emitted"), events)
+
+
+def _groups(rehearsal: Rehearsal) -> list[list[Rehearsed]]:
+    """Letters that would not succeed, those with the same result for the same reason together."""
+    groups: dict[tuple[str, ...], list[Rehearsed]] = {}
+    for one in rehearsal.letters:
+        if one.result != "would succeed":
+            why = one.fingerprint or re.sub(r"\d+", "#", one.why)
+            groups.setdefault((one.letter.subscription, one.result, why), []).append(one)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def _show_group(group: list[Rehearsed]) -> None:
+    first = group[0]
+    kind = first.error_type.rpartition(".")[2]
+    why = f"{kind}: {first.why}" if kind and first.why else kind or first.why
+    click.echo("")
+    say(f"{first.letter.subscription}: {plural(len(group), 'letter')} {first.result}")
+    say(shortened(why, WHY_MAX), "    ")
+    shown = ", ".join(str(one.letter.id) for one in group[:LETTERS_SHOWN])
+    more = f" and {len(group) - LETTERS_SHOWN:,} more" if len(group) > LETTERS_SHOWN else ""
+    say(f"letter {shown}{more}" if len(group) == 1 else f"letters {shown}{more}", "    ")

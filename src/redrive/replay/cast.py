@@ -23,7 +23,6 @@ class Lane:
     name: str | None
     followers: bool  # those who wait behind the chosen take part, too
     chosen: dict[int, LetterRow] = field(default_factory=dict)
-    tries: int = 0  # runs that met a keyed state which somebody else had changed
 
     def letters(self, tx: StoreTx, above: int = 0) -> Iterator[LetterRow]:
         """Everything open in the lane as far as it matters here, in order, as the store has it now."""

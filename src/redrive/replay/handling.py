@@ -6,25 +6,23 @@ Then what it asked of `ctx` is tried in the transaction. State that it saved is 
 from __future__ import annotations
 
 import asyncio
-import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from redrive.context import Ctx, Effects
 from redrive.errors import StoreError
 from redrive.event import Event
 from redrive.policy import outcome as out
-from redrive.policy.outcome import Outcome
 from redrive.replay.cast import Lane, Run, cannot
 from redrive.replay.rehearsal import Rehearsed
-from redrive.replay.scene import HOLD_MAX, TOO_LONG, Emitted, Scene
+from redrive.replay.scene import HOLD_MAX, TOO_LONG, Emitted, PlayAgain, Scene
+from redrive.replay.threads import start_thread
 from redrive.runner.call import attempt, attempt_works, overran
 from redrive.runner.settle import StateConflict
 from redrive.store.port import LetterRow, StoreTx
 from redrive.store.rehearsing import ON_STAGE
-
-T = TypeVar("T")
 
 GRACE = 1.0  # seconds for a coroutine to end after it was cancelled; one that does not is left behind
 
@@ -34,8 +32,17 @@ class Called:
     """A letter whose function was called: what it is to be judged by, and what it asked for."""
 
     letter: LetterRow
-    known: Rehearsed | None
+    result: Rehearsed | None  # None: it depends on the effects
     effects: Effects | None = None
+
+
+@dataclass(slots=True)
+class CalledLane:
+    """The letters of a lane that were called, and who was in the way of the others."""
+
+    lane: Lane
+    letters: list[Called]
+    stranger: LetterRow | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -55,7 +62,8 @@ class Handling(Scene):
         function = self.subscription.function
         self._function = function if self.subscription.arguments == 2 else lambda event, ctx: function(event)
         self._states: dict[str, tuple[int, bytes]] = {}  # as the calls of this slice have left them
-        self._called: list[tuple[Run, list[Called]]] = []
+        self._called: list[CalledLane] = []
+        self._conflicts: Counter[int] = Counter()
 
     # ------------------------------------------------------------ what a ctx asks for
 
@@ -89,23 +97,23 @@ class Handling(Scene):
             self._states.clear()
             started, calls = clock.monotonic(), 0
             while self.lanes and calls < settings.settle_max and clock.monotonic() - started < HOLD_MAX:
-                run, called = await self._call_lane(self.lanes.popleft())
-                self._called.append((run, called))
-                calls += len(called)
+                self._called.append(await self._call_lane(self.lanes.popleft()))
+                calls += len(self._called[-1].letters)
         return float(await in_thread(lambda: self.slice(self._write_all)))
 
-    async def _call_lane(self, lane: Lane) -> tuple[Run, list[Called]]:
-        run, called = Run(lane), []
+    async def _call_lane(self, lane: Lane) -> CalledLane:
+        called = CalledLane(lane, [])
         with self.house.store.reading() as tx:
             letters = [*lane.letters(tx)]
         for letter in letters:
             if lane.is_stranger(letter):
-                run.stop_before(letter)
+                called.stranger = letter
                 break
-            called.append(await self._call(letter))
-            if called[-1].known is not None and called[-1].known.result != "would succeed":
+            one = await self._call(letter)
+            called.letters.append(one)
+            if one.result is not None and one.result.result != "would succeed":
                 break
-        return run, called
+        return called
 
     async def _call(self, letter: LetterRow) -> Called:
         with self.house.store.reading() as tx:
@@ -165,58 +173,51 @@ class Handling(Scene):
     # ------------------------------------------------------------ trying the effects
 
     def _write_all(self, tx: StoreTx, elapsed: Callable[[], float]) -> tuple[list[Run], Emitted]:
-        emitted, again, runs = Emitted(), list[Lane](), list[Run]()
-        for run, called in self._called:
-            fresh = Run(run.lane, held=run.held, above=run.above)
-            tx.savepoint()
-            try:
-                of_lane = self._write_lane(tx, fresh, called, elapsed)
-            except StateConflict as conflict:
-                tx.undo()
-                tx.keep()
-                self._meet_conflict(fresh, called, conflict, again, runs)
-                continue
-            tx.keep()
-            emitted += of_lane
-            runs.append(fresh)
-        self.lanes.extendleft(reversed(again))
+        emitted, runs = Emitted(), []
+        for called in self._called:
+            run = Run(called.lane)
+            self._write_lane(tx, run, called, elapsed, emitted)
+            runs.append(run)
         self._called.clear()
         return runs, emitted
 
-    def _write_lane(self, tx: StoreTx, run: Run, called: list[Called], elapsed: Callable[[], float]) -> Emitted:
-        emitted, held = Emitted(), run.held
-        run.held = ""
-        for one in called:
+    def _write_lane(
+        self, tx: StoreTx, run: Run, called: CalledLane, elapsed: Callable[[], float], emitted: Emitted
+    ) -> None:
+        for one in called.letters:
             letter = one.letter
             found = tx.letters.get(letter.id)
             if elapsed() > HOLD_MAX or self.house.stopping.is_set():
                 run.held = TOO_LONG
             elif found is None or found.rev != letter.rev:
                 run.add(letter, cannot(letter, "it changed while it was rehearsed; look again"))
-            elif one.known is not None:
-                run.add(letter, one.known)
+            elif one.result is not None:
+                run.add(letter, one.result)
             else:
                 run.add(letter, self._write(tx, one, emitted))
             if run.held:
-                return emitted
-        run.held = held
-        return emitted
+                return
+        if called.stranger is not None:
+            run.stop_before(called.stranger)
 
     def _write(self, tx: StoreTx, one: Called, emitted: Emitted) -> Rehearsed:
+        letter, mine = one.letter, list[tuple[str, str]]()
         if one.effects is None:
-            return self.judge(one.letter, out.APPLIED)
-        if one.letter.id in self._ended:
-            return self._failed(one.letter, self._ended[one.letter.id])
-        mine = list[tuple[str, str]]()
+            return self.judge(letter, out.APPLIED)
+        if letter.id in self.known:
+            return self.failed(letter, self.known[letter.id])
         tx.savepoint()
         error = attempt(lambda: self._effects(tx, one, mine))
-        self.keep(tx, one.letter, error)
+        self.keep(tx, letter, error)
         if isinstance(error, StateConflict):
-            raise error
+            raise PlayAgain(letter, error)
         if error is not None:
-            return self.judge(one.letter, self.outcome(error, self.house.stage.is_the_world))
+            outcome = self.outcome(error, self.house.stage.is_the_world)
+            if isinstance(outcome, out.Failed | out.Conflicted):  # if others have seen its state, all is played again
+                self.known[letter.id] = outcome.failure
+            return self.judge(letter, outcome)
         emitted.update(mine)
-        return self.judge(one.letter, out.APPLIED)
+        return self.judge(letter, out.APPLIED)
 
     def _effects(self, tx: StoreTx, called: Called, emitted: list[tuple[str, str]]) -> None:
         effects, position = called.effects, called.letter.position
@@ -229,38 +230,18 @@ class Handling(Scene):
             if not tx.keyed.save(self.row.id, key, version, data, position):
                 raise StateConflict(self.subscription.name, key)
 
-    def _meet_conflict(
-        self, run: Run, called: list[Called], conflict: StateConflict, again: list[Lane], runs: list[Run]
-    ) -> None:
-        """A worker, or a letter of the same key that failed, left another state: once more, on what there is."""
-        run.lane.tries += 1
-        if run.lane.tries <= self.subscription.policy.conflicts.times + len(self._called):
-            again.append(run.lane)
+    def learn(self, spoilt: PlayAgain) -> None:
+        """A state that is not there was seen: a worker, or a letter that failed, left another. Call them all again."""
+        if not isinstance(spoilt.error, StateConflict):
+            super().learn(spoilt)
             return
-        outcome: Outcome = self.outcome(conflict, _is_ours)
-        fresh = Run(run.lane)
-        fresh.add(called[0].letter, self.judge(called[0].letter, outcome))
-        runs.append(fresh)
+        self.lanes.extendleft(called.lane for called in reversed(self._called))
+        self._called.clear()
+        self._conflicts[spoilt.letter.id] += 1
+        if self._conflicts[spoilt.letter.id] > self.subscription.policy.conflicts.times:
+            super().learn(spoilt)
 
 
 def _is_ours(error: BaseException) -> bool:
     """Our store's fault? What a handler meets elsewhere is its own."""
     return isinstance(error, StoreError)
-
-
-def start_thread(job: Callable[[], T], name: str) -> asyncio.Future[tuple[T, None] | tuple[None, BaseException]]:
-    """Run a job on a thread that nobody has to wait for at the end; the future has its result, or what it raised."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    results: list[Any] = []
-
-    def resolve(error: BaseException | None) -> None:
-        if not future.done():
-            future.set_result((results[0], None) if error is None else (None, error))
-
-    def run() -> None:
-        error = attempt(lambda: results.append(job()))
-        attempt(loop.call_soon_threadsafe, resolve, error)  # a loop that is closed waits for nobody
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

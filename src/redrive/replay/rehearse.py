@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 
 from redrive.errors import UsageError
 from redrive.replay.cast import Lane, by_lane, cannot
-from redrive.replay.handling import Handling, start_thread
+from redrive.replay.handling import Handling
 from redrive.replay.projecting import Projecting
 from redrive.replay.rehearsal import Rehearsal
 from redrive.replay.scene import HOLD_MAX, House, Report
+from redrive.replay.threads import start_thread
 from redrive.runner.embed import entered
 from redrive.store.port import LetterRow
 from redrive.subscription import Subscription
 
 if TYPE_CHECKING:
     from redrive.app import App
+
+PAUSE_MAX = 0.1  # seconds between two slices; SQLite's own waiting looks as seldom as that
 
 
 def rehearse(app: App, letters: Sequence[LetterRow], *, lane: bool = False) -> Rehearsal:
@@ -90,4 +93,4 @@ async def _play(house: House, subscription: Subscription, lanes: Iterable[Lane],
 
     while scene.waits:
         held = await scene.play(in_thread)
-        await asyncio.sleep(held if scene.waits else 0)
+        await asyncio.sleep(min(held, PAUSE_MAX) if scene.waits else 0)

@@ -52,8 +52,8 @@ class House:
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
-class TransactionEnded(Exception):
-    """A function ended the transaction, savepoints and all: everything is played again without it."""
+class PlayAgain(Exception):
+    """A letter spoils the slice for the others: it ended the transaction, or met a state that nobody left."""
 
     def __init__(self, letter: LetterRow, error: BaseException | None) -> None:
         super().__init__(letter.id)
@@ -85,7 +85,7 @@ class Scene:
     ) -> None:
         self.house, self.subscription, self.row = house, subscription, row
         self.lanes, self.report = deque(lanes), report
-        self._ended: dict[int, Failure] = {}  # letters whose function ends the transaction
+        self.known: dict[int, Failure] = {}  # letters that need not be tried again, when a slice is played again
         with house.store.reading() as tx:
             progress = tx.progress.get(row.id)
             self.epoch, self._quiet_until = progress.epoch, progress.quiet_until
@@ -117,13 +117,17 @@ class Scene:
                 )
                 tables = stage.touched()
                 seconds = clock.monotonic() - started
-        except TransactionEnded as ended:
-            error = ended.error or UsageError("it ended the transaction by itself")
-            self._ended[ended.letter.id] = describe(error, self.house.settings.error_text_max)
+        except PlayAgain as spoilt:
+            self.learn(spoilt)
             return clock.monotonic() - started
         with self.house.store.reading() as tx:
             self.report.add([one for run in runs for one in run.finished(tx)], tables, emitted)
         return seconds
+
+    def learn(self, spoilt: PlayAgain) -> None:
+        """The slice is played again, as it was, without the one that spoilt it."""
+        error = spoilt.error or UsageError("it ended the transaction by itself")
+        self.known[spoilt.letter.id] = describe(error, self.house.settings.error_text_max)
 
     def _disagreement(self, tx: StoreTx) -> str:
         """Why a worker with this program would refuse to start, if it would."""
@@ -156,8 +160,8 @@ class Scene:
         if letter.lane is not None and self.subscription.lane_of(key) != letter.lane:
             why = f"it waits in lane {letter.lane!r}, but its key is {key!r} now: `redrive rekey` moves it"
             return event, key, cannot(letter, why)
-        if letter.id in self._ended:
-            return event, key, self._failed(letter, self._ended[letter.id])
+        if letter.id in self.known:
+            return event, key, self.failed(letter, self.known[letter.id])
         return event, key, None
 
     def outcome(self, error: BaseException, is_the_world: Callable[[BaseException], bool]) -> Outcome:
@@ -188,10 +192,11 @@ class Scene:
                 | out.Failed(_, failure)
                 | out.Conflicted(_, failure)
             ):
-                return self._failed(letter, failure)
+                return self.failed(letter, failure)
         raise AssertionError(outcome)
 
-    def _failed(self, letter: LetterRow, failure: Failure) -> Rehearsed:
+    def failed(self, letter: LetterRow, failure: Failure) -> Rehearsed:
+        """As the letter says, or otherwise?"""
         same = failure.fingerprint == letter.fingerprint
         result: Result = "would fail the same way" if same else "would fail differently"
         return Rehearsed(letter, result, failure.message, failure.error_type, failure.fingerprint)
@@ -210,6 +215,6 @@ class Scene:
         if stage.has_ended or lost is not None:
             if error is not None and stage.is_the_world(error):
                 raise StoreError(f"{self.subscription.name}: {error}") from error
-            raise TransactionEnded(letter, error or lost)
+            raise PlayAgain(letter, error or lost)
         if error is None:
             stage.notice()
