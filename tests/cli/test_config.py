@@ -66,7 +66,7 @@ def test_every_source_is_named(inside: Any, folder: Path, monkeypatch: pytest.Mo
     assert found["lease"] == ("3600.5s", "file", str(folder / file))
     assert found["log_format"] == ("json", "profile", f"{folder / file} [profiles.production]")
     assert found["batch_max"] == (7, "environment", "REDRIVE_BATCH_MAX")
-    assert found["poll_max"] == ("40ms", "default", None)
+    assert found["halt_wait_max"] == ("30s", "default", None)
     mine = {name.removeprefix("subscriptions."): one for name, one in found.items() if name.startswith("subscriptions")}
     assert mine["charge.concurrency"] == (8, "environment", "REDRIVE_SUBSCRIPTIONS__CHARGE__CONCURRENCY")
     assert mine["charge.retry.attempts"] == (9, "program", None)

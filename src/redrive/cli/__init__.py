@@ -42,6 +42,7 @@ COMMANDS = {
     "append": "logs:append",
     "export": "transfer:export_log",
     "import": "transfer:import_log",
+    "prune": "prune:prune",
     "doctor": "doctor:doctor",
     "config": "config:config",
     "demo": "demo:demo",

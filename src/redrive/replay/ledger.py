@@ -13,6 +13,7 @@ from redrive.policy.letters import TRANSITIONS, State
 from redrive.replay.rewind import Range, ranges
 from redrive.store.filters import Asked
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
+from redrive.store.pruned import pruned_of
 from redrive.store.sql import Params
 
 POSITIONS_MAX = 100  # named per violation; their number is always exact
@@ -81,6 +82,7 @@ class Account:
         self.tx, self.row, self.progress, self.asked = tx, row, progress, asked
         self.log = tx.logs.id_of(row.source)
         self.last = tx.logs.last(self.log) if self.log else 0
+        self.pruned = pruned_of(tx, row.id, progress.started_from)
         self.ranges = [one for one in ranges(tx, row.id) if one.above >= progress.started_from]
         above = {"subscription": row.id, "log": self.log, "above": progress.position}
         self.done: dict[int, str] = dict(tx.sql.all("ledger_done_events", above))
@@ -97,7 +99,7 @@ class Account:
         return Verdict(
             self.row.name, self.progress.position, pending, self.progress.applied + self.fates.get("applied", 0),
             opened.get("retrying", 0), opened.get("dead", 0),
-            self.fates.get("discarded", 0) + sum(one.discarded for one in self.ranges), self.progress.ignored,
+            self.fates.get("discarded", 0) + self._skipped(), self.progress.ignored,
             tuple(violations),
         )  # fmt: skip
 
@@ -117,7 +119,8 @@ class Account:
         """Settled events and fates are equally many: each has one, none has two."""
         progress = self.progress
         settled = self.asked.count(self.tx, self.log, progress.started_from, progress.position) + asked_done
-        skipped = sum(one.discarded for one in self.ranges)
+        settled += self.pruned.settled
+        skipped = self._skipped()
         fates = progress.applied + progress.ignored + sum(self.fates.values()) + skipped
         if settled != fates:
             difference = f"{settled - fates} have none" if settled > fates else f"{fates - settled} have two"
@@ -129,6 +132,10 @@ class Account:
             )
         if progress.applied < 0 or progress.ignored < 0:
             yield Violation("counters", f"applied {progress.applied}, ignored {progress.ignored}: less than nothing")
+
+    def _skipped(self) -> int:
+        """Given up in ranges; and of what was pruned, all that was discarded."""
+        return sum(one.discarded for one in self.ranges) + self.pruned.discarded
 
     def _positions(self) -> Iterator[Violation]:
         progress, tx = self.progress, self.tx

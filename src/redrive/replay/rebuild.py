@@ -16,6 +16,7 @@ from redrive.replay.deed import Operator, find, need_reason
 from redrive.replay.rewind import take_back
 from redrive.store.filters import Asked
 from redrive.store.port import Store, StoreTx, Subscribed
+from redrive.store.pruned import check_whole
 from redrive.subscription import Subscription
 
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -58,6 +59,7 @@ def plan_reset(store: Store, name: str, declared: Subscription | None = None) ->
     """What a reset would do, without doing it."""
     with store.reading() as tx:
         row = find(tx, name)
+        check_whole(tx, row, tx.progress.filters(row.id)[0][0])
         letters = tx.letters.counts(row.id)
         tables = tx.progress.tables(row.id) if declared is None else declared.tables
         return ResetPlan(
@@ -92,6 +94,7 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
         _check_source(tx, row)
         filters, was = tx.progress.filters(row.id), tx.progress.get(row.id)
         start = filters[0][0]  # where it once began; a seek does not change that
+        check_whole(tx, row, start)
         types = filters[-1][1] if declared is None else sorted(declared.types)
         cleared = _clear_tables(tx, row, tx.progress.tables(row.id) if declared is None else declared.tables)
         tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})

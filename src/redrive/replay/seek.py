@@ -65,6 +65,9 @@ def _check_back(tx: StoreTx, row: Subscribed, target: int) -> None:
             f"{row.name!r} {what}: going back would apply events to what they already changed. "
             f"`redrive rebuild {row.name}` clears it and starts over"
         )
+    upto = int(tx.sql.value("pruned_highest"))
+    if target < upto:  # of its own log they are missing; in another, what they emitted could be emitted twice
+        raise UsageError(f"events up to position {upto} were pruned; {row.name!r} can go back to {upto} at most")
 
 
 def _back(tx: StoreTx, row: Subscribed, target: int, now: float) -> int:

@@ -19,6 +19,7 @@ from redrive.runner.duty import Engine
 from redrive.store.filters import Asked, change_filter
 from redrive.store.identity import choose_identity
 from redrive.store.port import StoreTx, Subscribed
+from redrive.store.pruned import pruned_upto
 from redrive.subscription import Subscription
 
 TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -58,6 +59,11 @@ def _add(engine: Engine, tx: StoreTx, subscription: Subscription, orphans: list[
             f'start="2026-01-31T00:00:00Z"{hint}'
         )
     position = _start_position(tx, log, last, start or "first", name)
+    if log and position < (upto := pruned_upto(tx, log)):
+        raise UsageError(
+            f"{name}: the oldest events of log {subscription.source!r} were pruned, up to position {upto}: "
+            'it cannot start there. Give it start="now", or the time of a later event'
+        )
     anchor = tx.logs.anchor(log, position) if position else None
     now = engine.env.clock.now()
     row = tx.progress.add((name, subscription.kind, subscription.source, subscription.order), position, anchor, now)

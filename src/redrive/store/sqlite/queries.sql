@@ -126,10 +126,11 @@ WHERE log = :log AND position > :after AND position <= :upto AND time_us >= :sin
 ORDER BY position DESC LIMIT :limit
 
 -- name: events_of_key_up
+-- The plus keeps SQLite to the index on the key: a range of positions looks better to it and is not.
 SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
        CASE WHEN :payload THEN data END
 FROM redrive_events
-WHERE log = :log AND key = :key AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+WHERE log = :log AND key = :key AND +position > :after AND +position <= :upto AND time_us >= :since AND time_us < :until
   AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY version LIMIT :limit
 
@@ -137,7 +138,7 @@ ORDER BY version LIMIT :limit
 SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
        CASE WHEN :payload THEN data END
 FROM redrive_events
-WHERE log = :log AND key = :key AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+WHERE log = :log AND key = :key AND +position > :after AND +position <= :upto AND time_us >= :since AND time_us < :until
   AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY version DESC LIMIT :limit
 
@@ -930,3 +931,104 @@ SELECT count(*) FROM (SELECT parked_at FROM redrive_letters WHERE state = 'dead'
 -- Among the first letters that are to be retried: those due before a time. Who waits behind another has no due time.
 SELECT count(*) FROM (SELECT due_at FROM redrive_letters WHERE state = 'retrying' AND subscription = :subscription
                       ORDER BY id LIMIT :limit) WHERE due_at > 0 AND due_at < :before
+
+-- ---------------------------------------------------------------- prune
+
+-- name: prune_applied
+SELECT id, position, type FROM redrive_letters
+WHERE state = 'applied' AND subscription = :subscription AND id > :after AND touched_at < :before ORDER BY id LIMIT :limit
+
+-- name: prune_superseded
+-- One that was open when progress went back has emitted nothing: it is needed until its event is settled again.
+SELECT id, position, type FROM redrive_letters l
+WHERE state = 'superseded' AND subscription = :subscription AND id > :after AND touched_at < :before
+  AND (resolved_by IS NOT :was_open OR (position <= :progress AND NOT EXISTS
+       (SELECT 1 FROM redrive_letters o WHERE o.subscription = :subscription AND o.position = l.position
+        AND o.state IN ('retrying', 'dead') AND o.state <> 'superseded')))
+ORDER BY id LIMIT :limit
+
+-- name: prune_discarded
+-- Discarded letters that have a history to lose.
+SELECT id, position, type FROM redrive_letters l
+WHERE state = 'discarded' AND subscription = :subscription AND id > :after AND touched_at < :before
+  AND (EXISTS (SELECT 1 FROM redrive_attempts a WHERE a.letter = l.id)
+       OR (SELECT count(*) FROM redrive_journal j WHERE j.letter = l.id) > 1)
+ORDER BY id LIMIT :limit
+
+-- name: prune_attempt_count
+SELECT count(*) FROM redrive_attempts WHERE letter IN (SELECT value FROM json_each(:ids))
+
+-- name: prune_journal_count
+SELECT count(*) FROM redrive_journal WHERE letter IN (SELECT value FROM json_each(:ids))
+
+-- name: prune_groups
+SELECT l.state, l.reason, l.type, l.fingerprint, count(*) FROM json_each(:ids) j JOIN redrive_letters l ON l.id = j.value
+GROUP BY l.state, l.reason, l.type, l.fingerprint
+
+-- name: prune_count
+UPDATE redrive_letter_counts SET n = n - ?
+WHERE subscription = ? AND state = ? AND reason = ? AND type = ? AND fingerprint = ?
+
+-- name: prune_counts_empty
+DELETE FROM redrive_letter_counts WHERE subscription = :subscription AND n = 0
+
+-- name: prune_attempts
+DELETE FROM redrive_attempts WHERE letter IN (SELECT value FROM json_each(:ids))
+
+-- name: prune_journal
+DELETE FROM redrive_journal WHERE letter IN (SELECT value FROM json_each(:ids))
+
+-- name: prune_journal_but_last
+DELETE FROM redrive_journal AS j WHERE letter IN (SELECT value FROM json_each(:ids))
+  AND seq < (SELECT max(seq) FROM redrive_journal o WHERE o.letter = j.letter)
+
+-- name: prune_letters
+DELETE FROM redrive_letters WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- name: prune_applied_add
+UPDATE redrive_progress SET applied = applied + :applied WHERE subscription = :subscription
+
+-- name: prune_first_open
+SELECT min(position) FROM redrive_letters WHERE subscription = :subscription AND state IN ('retrying', 'dead')
+
+-- name: prune_first_young
+-- The first event whose letter was settled after a time.
+SELECT position FROM redrive_letters
+WHERE subscription = :subscription AND state <> 'superseded' AND state IN ('applied', 'discarded') AND touched_at >= :before
+ORDER BY position LIMIT 1
+
+-- name: prune_events_count
+-- Events that nobody needs: not the newest of their key, because versions count on from it.
+SELECT count(*) FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.key IS NULL OR EXISTS
+      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
+
+-- name: prune_events_page
+SELECT e.position FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.key IS NULL OR EXISTS
+      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
+ORDER BY e.position LIMIT :limit
+
+-- name: prune_events_letters
+SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
+WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.key IS NULL OR EXISTS
+      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
+
+-- name: prune_letters_at
+SELECT l.id, l.position, l.state, l.type FROM json_each(:positions) j
+JOIN redrive_letters l ON l.subscription = :subscription AND l.position = j.value ORDER BY l.id
+
+-- name: prune_edits_at
+DELETE FROM redrive_edits WHERE subscription = :subscription AND position IN (SELECT value FROM json_each(:positions))
+
+-- name: prune_events_types
+SELECT e.type, count(*) FROM json_each(:positions) j JOIN redrive_events e ON e.position = j.value
+WHERE e.position > :above AND e.position <= :upto GROUP BY e.type
+
+-- name: prune_events
+DELETE FROM redrive_events WHERE position IN (SELECT value FROM json_each(:positions))
+
+-- name: prune_range
+DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position
+
+-- name: pruned_highest
+-- The highest position up to which any log was pruned.
+SELECT coalesce(max(value), 0) FROM redrive_meta WHERE name LIKE 'pruned log %'

@@ -1,0 +1,139 @@
+"""Pruning: deleting what is settled and old, without anything that the ledger or a rebuild still needs.
+
+Letters: applied ones become a number, superseded ones go, a discarded one keeps its row (it keeps its event out of
+a rebuild) and loses its history. Everything happens in short transactions; interrupted, the next run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from redrive.replay.deed import Operator, find
+from redrive.replay.forget import delete_letters, forget_history
+from redrive.replay.prune_events import EventPlan, plan_events, prune_events
+from redrive.store.filters import Asked
+from redrive.store.letters import WAS_OPEN
+from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
+from redrive.units import show_duration
+
+BATCH = 1000  # letters per transaction: a few tens of milliseconds
+PLAN_PAGE = 10_000
+GONE = ("applied", "superseded")  # states whose letters go altogether
+
+
+@dataclass(slots=True)
+class PrunePlan:
+    """What pruning would delete, or has deleted."""
+
+    before: float  # letters and events touched before this time
+    applied: int = 0
+    superseded: int = 0
+    emptied: int = 0  # discarded letters that lose their history
+    attempts: int = 0
+    journal: int = 0
+    events: list[EventPlan] = field(default_factory=list)
+
+    @property
+    def nothing(self) -> bool:
+        """Is there nothing to do?"""
+        return not (self.applied or self.superseded or self.emptied or any(one.events for one in self.events))
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """What an operator wants pruned."""
+
+    older_than: float
+    subscription: str | None = None
+    logs: tuple[str, ...] = ()
+    no_rebuild: tuple[str, ...] = ()  # subscriptions that need not be rebuilt any more
+
+
+def plan_prune(store: Store, now: float, what: What) -> PrunePlan:
+    """Exact numbers, without doing anything."""
+    plan = PrunePlan(now - what.older_than)
+    with store.reading() as tx:
+        for row in _chosen(tx, what.subscription):
+            progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
+            for state in (*GONE, "discarded"):
+                after = 0
+                while page := _page(tx, row, progress, state, plan.before, after, PLAN_PAGE):
+                    _count(tx, plan, state, [one[0] for one in page if _may_go(one, state, asked)])
+                    after = page[-1][0]
+        plan.events = [plan_events(tx, log, plan.before, what.no_rebuild) for log in dict.fromkeys(what.logs)]
+    return plan
+
+
+def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "") -> PrunePlan:
+    """Do what was planned, batch by batch; what was touched since is left alone."""
+    done = PrunePlan(plan.before)
+    target = f"older than {show_duration(what.older_than)}"
+    with operator.store.transaction() as tx:
+        planned = {
+            "before": plan.before, "applied": plan.applied, "superseded": plan.superseded, "emptied": plan.emptied,
+            "events": {one.log: [one.events, one.upto] for one in plan.events}, "no_rebuild": list(what.no_rebuild),
+        }  # fmt: skip
+        operator.audit(tx, "prune", what.subscription or "", target, reason, planned)
+        rows = _chosen(tx, what.subscription)
+    for row in rows:
+        for state in (*GONE, "discarded"):
+            _prune_letters(operator, row, state, done)
+    done.events = [prune_events(operator.store, one) for one in plan.events]
+    operator.tell("prune", what.subscription or "", target)
+    return done
+
+
+def _chosen(tx: StoreTx, name: str | None) -> list[Subscribed]:
+    return tx.progress.all() if name is None else [find(tx, name)]
+
+
+def _prune_letters(operator: Operator, row: Subscribed, state: str, done: PrunePlan) -> None:
+    after, more = 0, True
+    while more:
+        with operator.store.transaction() as tx:
+            progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
+            page = _page(tx, row, progress, state, done.before, after, BATCH)
+            going = [one for one in page if _may_go(one, state, asked)]
+            ids = [one[0] for one in going]
+            _count(tx, done, state, ids)
+            if state == "discarded":
+                forget_history(tx, ids)
+            elif ids:
+                counted = sum(1 for one in going if state == "applied" and one[1] > progress.started_from)
+                delete_letters(tx, row.id, ids, applied=counted)
+        more = len(page) == BATCH
+        after = page[-1][0] if page else after
+
+
+Candidate = tuple[int, int, str]  # letter, position, type
+
+
+def _page(
+    tx: StoreTx, row: Subscribed, progress: ProgressRow, state: str, before: float, after: int, limit: int
+) -> Sequence[Candidate]:
+    values = {"subscription": row.id, "state": state, "before": before, "after": after, "limit": limit}
+    if state == "superseded":  # one that was open has emitted nothing yet, until its event is settled again
+        values |= {"was_open": WAS_OPEN, "progress": progress.position}
+    return [(one[0], one[1], one[2]) for one in tx.sql.all(f"prune_{state}", values)]
+
+
+def _may_go(one: Candidate, state: str, asked: Asked) -> bool:
+    """An applied letter that its filter does not explain is evidence: it stays for `verify`."""
+    return state != "applied" or asked.wants(one[1], one[2])
+
+
+def _count(tx: StoreTx, plan: PrunePlan, state: str, ids: list[int]) -> None:
+    if not ids:
+        return
+    chosen = {"ids": json.dumps(ids)}
+    plan.attempts += int(tx.sql.value("prune_attempt_count", chosen))
+    plan.journal += int(tx.sql.value("prune_journal_count", chosen))
+    if state == "discarded":
+        plan.emptied += len(ids)
+        plan.journal -= len(ids)  # the last entry stays: it says what the letter is
+    elif state == "applied":
+        plan.applied += len(ids)
+    else:
+        plan.superseded += len(ids)

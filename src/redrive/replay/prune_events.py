@@ -1,0 +1,163 @@
+"""Pruning a log: which of its oldest events nobody needs any more, and deleting them with all that speaks of them.
+
+Kept is whatever lies at or above the first position that somebody needs, the newest event of every key (versions count
+on from it), and the event that each progress recognises its log by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from redrive.errors import UsageError
+from redrive.replay.forget import delete_letters
+from redrive.replay.rewind import ranges
+from redrive.store.filters import Asked
+from redrive.store.port import Store, StoreTx, Subscribed
+from redrive.store.pruned import keep_pruned, keep_pruned_upto, pruned_of, pruned_upto
+
+BATCH = 1000  # events per transaction
+
+
+@dataclass(frozen=True, slots=True)
+class EventPlan:
+    """Events of a log that would go, and what holds back more."""
+
+    log: str
+    number: int  # of the log
+    upto: int  # nothing above this position goes
+    last: int  # the log's last position when it was planned
+    events: int
+    letters: int  # discarded letters that go with their events
+    held_by: str  # why not more
+
+
+def plan_events(tx: StoreTx, log_name: str, before: float, no_rebuild: Sequence[str]) -> EventPlan:
+    """Which events of a log may go."""
+    log = _log(tx, log_name)
+    readers = [row for row in tx.progress.all() if row.source == log_name]
+    for name in no_rebuild:
+        if name not in [row.name for row in readers]:
+            raise UsageError(f"--no-rebuild {name}: it does not read log {log_name!r}; those that do: "
+                             f"{', '.join(row.name for row in readers) or 'none'}")  # fmt: skip
+    last = tx.logs.last(log)
+    limits = [
+        (tx.logs.last_before(log, round(before * 1e6)), "the events after it are not old enough"),
+        (last - 1, "the newest event of a log stays"),
+        *(limit for row in readers for limit in _limits(tx, log, row, before, row.name in no_rebuild)),
+    ]
+    upto, why = min(limits, key=lambda limit: limit[0])
+    upto = max(upto, 0)
+    where = {"log": log, "upto": upto, "last": last}
+    events = int(tx.sql.value("prune_events_count", where))
+    letters = sum(int(tx.sql.value("prune_events_letters", {**where, "subscription": row.id})) for row in readers)
+    return EventPlan(log_name, log, upto, last, events, letters, why)
+
+
+def _limits(tx: StoreTx, log: int, row: Subscribed, before: float, may_forget: bool) -> Iterator[tuple[int, str]]:
+    """Positions up to which this subscription needs nothing, each with what needs the next."""
+    progress, name = tx.progress.get(row.id), row.name
+    anchor = tx.sql.one("event_anchor", (log, progress.position))
+    yield (0 if anchor is None else anchor[0] - 1), f"{name} has not read further"
+    first_open = tx.sql.value("prune_first_open", {"subscription": row.id})
+    if first_open is not None:
+        yield first_open - 1, f"{name} has an open letter at position {first_open}"
+    young = tx.sql.value("prune_first_young", {"subscription": row.id, "before": before})
+    if young is not None:
+        yield young - 1, f"{name} has a letter at position {young} that was settled since"
+    if not may_forget and (row.kind == "projection" or tx.sql.value("state_any", {"subscription": row.id})):
+        start = tx.progress.filters(row.id)[0][0]
+        yield start, f"{name} could not be rebuilt; --no-rebuild {name} gives that up"
+
+
+def _log(tx: StoreTx, name: str) -> int:
+    log = tx.logs.id_of(name)
+    if not log:
+        import difflib  # only ever needed on the way out
+
+        known = [other for _, other in tx.sql.all("log_all")]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+        raise UsageError(f"there is no log {name!r} in this store; {hint}")
+    return log
+
+
+def prune_events(store: Store, plan: EventPlan) -> EventPlan:
+    """Delete them, oldest first, in short transactions; what has come to be needed since stays."""
+    events = letters = 0
+    more = plan.events > 0
+    while more:
+        with store.transaction() as tx:
+            upto = min(plan.upto, *(_still(tx, plan.number, row) for row in _readers(tx, plan)), plan.last)
+            where = {"log": plan.number, "upto": upto, "last": plan.last, "limit": BATCH}
+            positions = [position for (position,) in tx.sql.all("prune_events_page", where)]
+            more = len(positions) == BATCH
+            if not positions:
+                break
+            for row in _readers(tx, plan):
+                letters += _forget(tx, plan.number, row, positions)
+            events += tx.sql.run("prune_events", {"positions": json.dumps(positions)})
+            for row in _readers(tx, plan):
+                _recount_ranges(tx, plan.number, row, positions[-1])
+            keep_pruned_upto(tx, plan.number, max(positions[-1], pruned_upto(tx, plan.number)))
+    return replace(plan, events=events, letters=letters)
+
+
+def _readers(tx: StoreTx, plan: EventPlan) -> list[Subscribed]:
+    return [row for row in tx.progress.all() if row.source == plan.log]
+
+
+def _still(tx: StoreTx, log: int, row: Subscribed) -> int:
+    """A seek back or a reopened letter since the plan: asked again under the write lock."""
+    anchor = tx.sql.one("event_anchor", (log, tx.progress.get(row.id).position))
+    first_open = tx.sql.value("prune_first_open", {"subscription": row.id})
+    limit = 0 if anchor is None else int(anchor[0]) - 1
+    return limit if first_open is None else min(limit, int(first_open) - 1)
+
+
+def _forget(tx: StoreTx, log: int, row: Subscribed, positions: list[int]) -> int:
+    """What a subscription knows of events that go: letters and edits; their fates stay as numbers."""
+    progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
+    pruned, start = pruned_of(tx, row.id, progress.started_from), progress.started_from
+    chosen = {"subscription": row.id, "positions": json.dumps(positions)}
+    letters = tx.sql.all("prune_letters_at", chosen)
+    counted = [one for one in letters if one[1] > start and asked.wants(one[1], one[3])]
+    applied = sum(1 for one in counted if one[2] == "applied")
+    if letters:
+        delete_letters(tx, row.id, [one[0] for one in letters], applied=applied)
+    tx.sql.run("prune_edits_at", chosen)
+    settled = sum(
+        count
+        for low, high, _ in asked.spans(start, positions[-1])
+        for kind, count in tx.sql.all("prune_events_types", {**chosen, "above": low, "upto": high})
+        if asked.wants(high, kind)
+    )
+    discarded = sum(1 for one in counted if one[2] == "discarded")
+    kept = replace(
+        pruned, upto=max(positions[-1], pruned.upto), settled=pruned.settled + settled,
+        discarded=pruned.discarded + discarded,
+    )  # fmt: skip
+    keep_pruned(tx, row.id, kept)
+    return sum(1 for one in letters if one[2] == "discarded")
+
+
+def _recount_ranges(tx: StoreTx, log: int, row: Subscribed, upto: int) -> None:
+    """A skipped range holds fewer events now; those that it had count among what was pruned."""
+    start, asked = tx.progress.get(row.id).started_from, Asked(tx.progress.filters(row.id))
+    gone = 0
+    for one in ranges(tx, row.id):
+        if one.above >= upto:
+            continue
+        left = asked.count(tx, log, one.above, one.upto)
+        if left == one.discarded:
+            continue
+        gone += one.discarded - left if one.above >= start else 0
+        where = {"subscription": row.id, "from_position": one.above, "to_position": one.upto}
+        if left:
+            tx.sql.run("range_set", {**where, "discarded": left})
+        else:
+            tx.sql.run("prune_range", where)
+    if gone:
+        pruned = pruned_of(tx, row.id, start)
+        keep_pruned(tx, row.id, replace(pruned, discarded=pruned.discarded + gone))
