@@ -76,15 +76,17 @@ def _groups(rehearsal: Rehearsal) -> list[list[Rehearsed]]:
         if one.result != "would succeed":
             why = one.fingerprint or re.sub(r"\d+", "#", one.why)
             groups.setdefault((one.letter.subscription, one.result, why), []).append(one)
-    return sorted(groups.values(), key=len, reverse=True)
+    return sorted(groups.values(), key=lambda group: (group[0].result == "cannot rehearse", -len(group)))
 
 
 def _show_group(group: list[Rehearsed]) -> None:
     first = group[0]
     kind = first.error_type.rpartition(".")[2]
     why = f"{kind}: {first.why}" if kind and first.why else kind or first.why
+    if not kind and any(one.why != first.why for one in group):
+        why = re.sub(r"letter \d+, which", "a letter that", why)
     click.echo("")
-    say(f"{first.letter.subscription}: {plural(len(group), 'letter')} {first.result}")
+    say(f"{first.result}: {plural(len(group), 'letter')} of {first.letter.subscription}")
     say(shortened(why, WHY_MAX), "    ")
     shown = ", ".join(str(one.letter.id) for one in group[:LETTERS_SHOWN])
     more = f" and {len(group) - LETTERS_SHOWN:,} more" if len(group) > LETTERS_SHOWN else ""

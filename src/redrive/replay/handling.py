@@ -93,7 +93,7 @@ class Handling(Scene):
 
     async def play(self, in_thread: Callable[[Callable[[], float]], Any]) -> float:
         clock, settings = self.house.env.clock, self.house.settings
-        if not self._called:  # else a function ended the transaction, and the others are written again
+        if not self._called:  # else the last slice was full, or somebody spoilt it
             self._states.clear()
             started, calls = clock.monotonic(), 0
             while self.lanes and calls < settings.settle_max and clock.monotonic() - started < HOLD_MAX:
@@ -178,7 +178,9 @@ class Handling(Scene):
             run = Run(called.lane)
             self._write_lane(tx, run, called, elapsed, emitted)
             runs.append(run)
-        self._called.clear()
+            if elapsed() > self.house.settings.batch_time_max:
+                break
+        del self._called[: len(runs)]  # only now: who spoils the slice takes all of them back
         return runs, emitted
 
     def _write_lane(
