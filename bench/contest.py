@@ -75,6 +75,7 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         plain("latency", "latency", "bench.latency:latency", per_second=sizes.latency_per_second,
               seconds=sizes.latency_seconds, idle_seconds=sizes.idle_seconds),
         Contestant("letters", "letters", "bench.letters:look", lambda lab: _letters_file(lab, sizes)),
+        Contestant("listings", "letters", "bench.listings:look", lambda lab: _letters_file(lab, sizes)),
         Contestant("growth", "growth", "bench.redrives:projection", lambda lab: _big_file(lab, sizes.growth)),
         Contestant("restart", "restart", "bench.restart:restart", own_file),
         plain("start", "start", "bench.start:start"),

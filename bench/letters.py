@@ -20,17 +20,42 @@ CHUNK = 50_000
 PAGE = 50
 LOOKS = 25
 
-# Letters of every state, ten kinds of error, in the lanes of their keys; triggers keep the counters and the journal.
+# What a bad night leaves behind: 300,000 dead letters with one event behind each, one customer with 100,000 events
+# behind a single one, 150,000 dead letters alone, and 150,000 that were settled. Two common causes and two hundred
+# rare ones. Triggers keep the counters and the journal.
 FILL = """
+WITH placed AS (SELECT *, position * 10000 / :n AS part FROM redrive_events
+                WHERE position > :above AND position <= :upto),
+     laned AS (SELECT *, CASE WHEN part < 6000 THEN 'order-' || (position / 2) WHEN part < 7000 THEN 'customer-big'
+                              ELSE 'order-' || position END AS lane,
+                      CASE WHEN part >= 8500 THEN iif(position % 3 = 0, 'discarded', 'applied')
+                           WHEN part < 6000 AND position % 2 = 1 AND position > 1 THEN 'retrying'
+                           WHEN part >= 6000 AND part < 7000 AND (position - 1) * 10000 / :n >= 6000 THEN 'retrying'
+                           ELSE 'dead' END AS state FROM placed)
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at,
        due_set_at, delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint,
        touched_at)
-SELECT 1, position, key, id, type, key,
-       CASE position % 10 WHEN 0 THEN 'applied' WHEN 1 THEN 'retrying' WHEN 2 THEN 'discarded' ELSE 'dead' END,
-       'attempts_exhausted', 5, 0, 0, 0, 1700000000, 1700000000, 1700000000 + position, 'shop.PaymentRefused',
-       'the bank refused order ' || position || ' with a text of the usual length',
-       printf('%012x', position % 10), 1700000000 + position
-FROM redrive_events WHERE position > ? AND position <= ?
+SELECT 1, position, lane, id, type, lane, state,
+       iif(state = 'retrying', 'behind_head', iif(position % 50 = 0, 'rejected', 'attempts_exhausted')),
+       iif(state = 'retrying', 0, 5), 0, 0, 0, 1700000000,
+       iif(state = 'retrying', NULL, 1700000000), iif(state = 'retrying', NULL, 1700000000 + position),
+       iif(state = 'retrying', '', iif(position % 100 < 90, 'shop.PaymentRefused', 'ValueError')),
+       iif(state = 'retrying', '', 'the bank refused order ' || position || ' with a text of the usual length'),
+       iif(state = 'retrying', '', CASE WHEN part = 8499 THEN 'feedfacecafe'
+           WHEN position % 100 < 90 THEN '000000000001' WHEN position % 100 < 99 THEN '000000000002'
+           ELSE printf('%012x', 3 + position / 100 % 200) END),
+       1700000000 + position
+FROM laned
+"""
+# One operation over a third of all letters, and a page of small ones after it.
+OPERATIONS = """
+INSERT INTO redrive_operations (action, who, reason, at, selected, ended_at)
+SELECT 'replay', 'ada', 'fixed', 1700000000 + value, iif(value = 0, :n / 3, 1), 1700000000 FROM json_each(:numbers);
+"""
+OPERATED = """
+INSERT INTO redrive_operation_letters (operation, letter, rev, asked, result, why)
+SELECT iif(id <= :n / 3, 1, 2 + id % 55), id, 0, 1, iif(id % 7 = 0, 'failed', 'applied'), ''
+FROM redrive_letters WHERE id <= :n / 3 + 500
 """
 
 
@@ -49,8 +74,10 @@ def build(path: Path, n: int, events: Path) -> None:
     connection.execute("PRAGMA cache_size = -256000")
     for at in range(0, n, CHUNK):
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(FILL, (at, min(at + CHUNK, n)))
+        connection.execute(FILL, {"above": at, "upto": min(at + CHUNK, n), "n": n})
         connection.execute("COMMIT")
+    connection.execute(OPERATIONS, {"n": n, "numbers": str([*range(60)])})
+    connection.execute(OPERATED, {"n": n})
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
 

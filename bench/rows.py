@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.contest import Round
+from bench.listings import LISTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ ROWS: tuple[Row, ...] = (
     _low("letters", "1 M letters: a page", "ms", 2, None, figure("letters", "page_ms")),
     _low("letters", "1 M letters: by id", "ms", 2, None, figure("letters", "by_id_ms")),
     _low("letters", "1 M letters: counts", "ms", 5, None, figure("letters", "stats_ms")),
+    *(
+        _low("letters", f"1 M letters: redrive {line}", "ms", 50, None, figure("listings", f"{name}_ms"))
+        for name, line in LISTINGS.items()
+    ),
     _low("growth", "catch-up over 1 M events: memory growth", "MB", 50, None, figure("growth", "grown_mb")),
     Row("growth", "catch-up over 1 M events / 50,000 events", "x", 0.85, None, ratio("growth", "projection")),
     _low("restart", "SIGKILL to first commit of the successor", "ms", 50, None, figure("restart", "first_ms")),
