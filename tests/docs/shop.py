@@ -9,7 +9,7 @@ from typing import Any
 from redrive import App, Ctx, Event, Reject, Tx, no_retry
 
 app = App("shop.db")
-orders, receipts = app.log("orders"), app.log("receipts")
+orders, receipts, logins = app.log("orders"), app.log("receipts"), app.log("logins")
 
 RATES = {"EUR": 1.0, "USD": 0.92}
 REVENUE = "customer TEXT PRIMARY KEY, cents INTEGER NOT NULL"
@@ -31,3 +31,9 @@ async def charge(event: Event[Any], ctx: Ctx) -> None:
     if Path("bank_is_down").exists():
         raise ConnectionError("the bank does not answer")
     ctx.emit(receipts, "payment.charged", {"cents": event.data["cents"]})
+
+
+@app.on(logins, "login.failed", start="first", key_by="user")
+def watch_for_guessing(event: Event[Any], ctx: Ctx) -> None:
+    """Never fails."""
+    ctx.state["failures"] = ctx.state.get("failures", 0) + 1

@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -31,15 +31,22 @@ CODE = re.compile(r"#.*exit code (\d)$")
 
 # Commands of the machine: whether they exist, and what they print here, is not ours to test.
 STUBS = ("pip", "journalctl", "dmesg", "fuser", "run.sh")
-# Pages whose commands have tests of their own.
-ELSEWHERE = {"docs/guide/cli.md": "tests/cli"}
+# A page of single examples: each is typed into a shop of its own.
+CLI = ROOT / "docs" / "guide" / "cli.md"
 
 # `redrive run` without --until-idle runs for ever: this is somebody who presses Ctrl-C when no retry is due any more.
 REDRIVE = """\
 #!{python}
-import subprocess, sys
-from redrive.cli import main
+import os, subprocess, sys
+from redrive.cli import main, program
 from redrive.cli.program import load
+if sys.argv[1:2] == ["events"] and "--follow" in sys.argv:
+    follower = subprocess.Popen([sys.executable, "-m", "redrive.cli", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
+    print(follower.stdout.readline())
+    follower.send_signal(2)
+    sys.exit(follower.wait())
+if os.environ.get("SOMEBODY_SAYS_YES"):
+    program.confirm = lambda question, yes: print(question, "y")
 if sys.argv[1:2] != ["run"] or "--until-idle" in sys.argv:
     main()
 while True:
@@ -64,14 +71,14 @@ if verb in ("start", "restart"):
     command = [sys.executable, "-m", "redrive.cli", "run", "shop:app"]
     worker = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[lock.fileno()], start_new_session=True)
     pid.write_text(str(worker.pid))
-    while Path("worker.log").read_text().count("lease.taken") < 2:
+    while Path("worker.log").read_text().count("lease.taken") < 3:
         assert worker.poll() is None, Path("worker.log").read_text()
 """
 
 
 def pages() -> list[Path]:
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in found if SHELL.search(page.read_text("utf-8")) and name_of(page) not in ELSEWHERE]
+    return [page for page in found if SHELL.search(page.read_text("utf-8")) and page != CLI]
 
 
 def name_of(page: Path) -> str:
@@ -124,6 +131,10 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "bin" / name).chmod(0o755)
     place(folder, ("ada", 1200, "EUR"), ("bob", 500, "USD"), ("cleo", 900, "GBP"), ("cleo", 100, "GBP"))
     place(folder, ("cleo", 300, "GBP"), ("zoe", 0, "EUR"))
+    app = App(str(folder / "shop.db"))
+    app.log("logins").append("login.failed", {"user": "ada"})
+    app.close()
+    redrive(folder, "run", "shop:app", "--until-idle", "--only", "watch_for_guessing")
     redrive(folder, "run", "shop:app", "--until-idle", "--only", "revenue")
     redrive(folder, "run", "shop:app", "--until-idle", "--only", "charge")
     (folder / "bank_is_down").touch()
@@ -171,14 +182,18 @@ def check_types(line: str, shell: subprocess.Popen[str]) -> None:
     assert "Traceback" not in said, f"{line}\n{said}"
 
 
+def open_shell(folder: Path, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["sh"], cwd=folder, env=environment(folder) | more, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
 def check_page(page: Path, folder: Path) -> None:
     text = page.read_text("utf-8")
     for name, program in PROGRAM.findall(text):
         (folder / name).write_text(program)
-    shell = subprocess.Popen(
-        ["sh"], cwd=folder, env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    shell = open_shell(folder)
     try:
         for block in SHELL.findall(text):
             for line in commands(block):
@@ -220,3 +235,35 @@ def test_every_command_of_a_page_works_when_it_is_typed(page: Path, shop: Path) 
 
 def test_the_shop_has_the_trouble_that_the_pages_speak_of(troubled: Path) -> None:
     assert dead(troubled) == {(1, "8a0627526422"), (4, "ef80a8445478"), *((n, "8b70c4d053a6") for n in (5, 6, 7))}
+
+
+def examples() -> list[str]:
+    return [line for block in SHELL.findall(CLI.read_text("utf-8")) for line in commands(block)]
+
+
+@pytest.fixture(scope="module")
+def stocked(troubled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shop with a few files, and four operations, the last of which nobody has run yet."""
+    folder = Path(shutil.copytree(troubled, tmp_path_factory.mktemp("stocked") / "shop"))
+    (folder / "order.json").write_text('{"cents": 750, "currency": "EUR"}')
+    redrive(folder, "export", "orders", "--out", "orders.jsonl")
+    for cents in (100, 200, 300):
+        redrive(folder, "dlq", "edit", "4", "--patch", f'{{"cents": {cents}}}', "--reason", "trying", "--yes")
+    redrive(folder, "dlq", "replay", "7")
+    redrive(folder, "dlq", "export", "--fingerprint", "8b70", "--out", "letters.jsonl")
+    letters = (folder / "letters.jsonl").read_text()
+    assert letters.count("700") == 2
+    (folder / "letters.jsonl").write_text(letters.replace("700", "701"))  # repaired by somebody's own tools
+    return folder
+
+
+@pytest.mark.parametrize("line", examples(), ids=lambda line: line.split("#")[0].strip())
+def test_an_example_works_when_it_is_typed(line: str, stocked: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(stocked, tmp_path / "shop"))
+    with worker(folder) if "--wait" in line else nullcontext():
+        shell = open_shell(folder, SOMEBODY_SAYS_YES="1")
+        try:
+            check_types(line, shell)
+        finally:
+            shell.kill()
+            shell.communicate()
