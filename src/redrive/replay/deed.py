@@ -1,7 +1,7 @@
 """What every deed of an operator leaves behind: a receipt, and the rules it keeps while it is done.
 
-A deed is one transaction: the subscription's row first, then the letter, then the audit. Nothing in this
-package runs a user's function, and nothing in it waits.
+A deed is one transaction: the subscription's row first, then the letter, then the audit. No deed runs a
+user's function, and none waits.
 """
 
 from __future__ import annotations
