@@ -206,7 +206,7 @@ def test_a_mistake_in_the_environment_names_its_variable(variable: str, value: s
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("poll_min = '1s'", "`poll_min` (1s, {file}) is more than `poll_max` (40ms, built-in)"),
+        ("poll_min = '1s'", "`poll_min` (1s, {file}) is more than `poll_max` (50ms, built-in)"),
         ("halt_wait = '5m'", "`halt_wait` (5m, {file}) is more than `halt_wait_max` (30s, built-in)"),
         ("lease = '1s'\nbatch_time_max = '2s'", "`batch_time_max` (2s, {file}) is more than `lease` (1s, {file})"),
         ("settle_max = 3000", "`settle_max` (3000, {file}) is more than `window_max` (2000, built-in)"),

@@ -46,6 +46,7 @@ from redrive.store.sqlite.writer import Writer
 
 log = logging.getLogger("redrive")
 
+LOOKS = 8  # so many times per `checkpoint_pages` changes we look how long the WAL is; a look takes 10 µs
 WAL_HEADER_BYTES, WAL_FRAME_BYTES = 32, 24  # in front of the file, in front of every page in it
 ENDED = "SQLite ended the transaction by itself; nothing was written"
 # Seconds between two tries for the write lock. A producer that commits one event after the other leaves gaps of less
@@ -122,7 +123,7 @@ class SqliteStore:
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
         self._seen_version = -1
-        self._checkpointed = self._seen_changes = 0
+        self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         self._writer = None if inline else Writer(self)
 
     @staticmethod
@@ -242,8 +243,12 @@ class SqliteStore:
         self._seen_changes = changes
         if self.path == ":memory:" or changes == self._checkpointed or (idle and changes != seen):
             return
-        if not (idle or last or (self._has_grown() and self._wal_is_long())):
-            return
+        if not (idle or last):
+            if not self._has_grown():
+                return
+            self._looked = changes
+            if not self._wal_is_long():
+                return
         with self._mutex:
             try:
                 self._full.control(BEGIN)
@@ -256,15 +261,15 @@ class SqliteStore:
                 log.warning("%s: the checkpoint failed (%s); it is tried again later", self.path, error)
             finally:
                 self._rollback(self._full)
-            self._checkpointed = changes
+            self._checkpointed = self._looked = changes
 
     def _changes(self) -> int:
         """How many rows this process has written."""
         return self._full.connection.total_changes + self._normal.connection.total_changes
 
     def _has_grown(self) -> bool:
-        """Is it worth asking how long the WAL is? If a reader keeps it long: after as many changes again."""
-        return self._changes() - self._checkpointed >= self._checkpoint_pages
+        """Is it worth looking how long the WAL is? A small transaction writes about five pages per change."""
+        return self._changes() - self._looked >= self._checkpoint_pages / LOOKS
 
     def _wal_is_long(self) -> bool:
         """Does the WAL hold `checkpoint_pages` or more? Its size does not tell: it is overwritten, not cut.
