@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive import App, Event, Reject, Tx, no_retry
-from redrive.cli.render import moment, plain, plural, table
+from redrive.cli.render import moment, plain, plural, table, wrapped
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202egnp\u2066\u200b\x9b31m\r\n\x00\ud800" + "[bold]" + "漢" * 30 + "'; DROP TABLE x"
 
@@ -100,3 +100,50 @@ def test_a_bug_is_one_line_unless_debugging(inside: Any, monkeypatch: pytest.Mon
     answer = inside("status", "--store", "x.db")
     assert (answer.code, answer.err.splitlines()[0]) == (1, "redrive: ZeroDivisionError: oh")
     assert "Traceback" in inside("status", "--store", "x.db", "--debug").err
+
+
+@given(st.text(max_size=300), st.integers(2, 90))
+def test_broken_lines_fit_and_nothing_but_blanks_is_left_out(text: str, width: int) -> None:
+    from rich.cells import cell_len
+
+    lines = list(wrapped(text, width))
+    assert max(map(cell_len, lines)) <= width
+    assert "".join(lines).replace(" ", "") == plain(text).replace(" ", "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_streams_that_are_not_there_change_no_exit_code(tmp_path: Path, closed: str) -> None:
+    import subprocess
+    import sys
+
+    app = App(str(tmp_path / "p.db"))
+    app.log("orders").append("a", {})
+    app.close()
+    for line, code in (("status", 0), ("nonsense", 2), ("dlq list --json", 0), ("dlq show 9", None)):
+        command = f"{sys.executable} -m redrive.cli {line} --store {tmp_path / 'p.db'} {closed}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode in (0, 1, 2)
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+        if code is not None:
+            assert done.returncode == (1 if closed == ">/dev/full" and code == 0 else code)
+
+
+def test_a_terminal_that_lacks_a_character_gets_its_number(tmp_path: Path) -> None:
+    import os
+    import subprocess
+    import sys
+
+    app = App(str(tmp_path / "p.db"))
+
+    @app.projection(app.log("orders"), name="umsätze漢", retry=no_retry)
+    def function(event: Event[Any], tx: Tx) -> None: ...
+
+    app.run(until_idle=True)
+    app.close()
+    done = subprocess.run(
+        [sys.executable, "-m", "redrive.cli", "status", "--store", str(tmp_path / "p.db")], capture_output=True,
+        timeout=60, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"ums\xe4tze\\u6f22" in done.stdout

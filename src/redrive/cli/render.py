@@ -108,7 +108,7 @@ def wrapped(text: object, width: int) -> Iterator[str]:
             piece = piece[:-1]
         end = start + len(piece)
         if end < len(shown) and shown[end] != " ":
-            blank = piece.rstrip(" ").rfind(" ")
+            blank = piece.rfind(" ")
             end = start + blank if blank > width // 3 else end
         yield shown[start:end]
         start = end + (end < len(shown) and shown[end] == " ")
