@@ -123,7 +123,9 @@ def test_a_whole_log_by_the_command_line(inside: Any, store: str, file: Path) ->
         app.log("orders").append("t", {"n": number, "s": "\u202e"}, key=f"k{number % 7}", time=at(number))
     app.close()
     answer = inside("export", "orders", "--out", str(file), "--store", store)
-    assert (answer.code, answer.out) == (0, f"1,005 events exported to {file}, the last at position 1005\n")
+    assert answer.code == 0
+    assert answer.out.startswith("1,005 events exported to ")
+    assert answer.out.endswith("the last at position 1005\n")
     other = f"{store}.copy"
     assert inside("import", "orders", str(file), "--store", other).code == 2  # there is no such store
     answer = inside("import", "orders", str(file), "--store", other, "--create")

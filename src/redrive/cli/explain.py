@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.program import opened, reads
-from redrive.cli.render import block, clock_time, emit_json, facts, moment, plain, table
+from redrive.cli.render import block, clock_time, emit_json, facts, moment, say, table
 
 if TYPE_CHECKING:
     from redrive.replay.explain import Fate
@@ -34,7 +34,7 @@ def explain(event_id: str, log: str | None, store: str | None, program: str | No
         return 0
     facts([("event", event.id), *(pair for pair in about.items() if pair[0] != "id")])
     if not found.fates:
-        click.echo(f"\nno subscription reads the log {plain(event.log)}")
+        say(f"no subscription reads the log {event.log}")
     for fate in found.fates:
         _show_fate(fate)
     return 0
@@ -112,7 +112,8 @@ def _fate(fate: Fate) -> dict[str, Any]:
 
 
 def _show_fate(fate: Fate) -> None:
-    click.secho(f"\n{plain(fate.subscription)}: {fate.fate}", bold=True)
+    click.echo()
+    say(f"{fate.subscription}: {fate.fate}")
     block(fate.why)
     known = "settled by" if fate.fate in ("applied", "settled") and fate.letter is None else "at"
     facts([(known, clock_time(fate.at)), ("lane", fate.lane), ("letter", fate.letter), ("behind letter", fate.behind)])

@@ -6,12 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from redrive.cli.program import app_option, json_option, opened, reads, store_option
-from redrive.cli.render import clock_time, emit_json, moment, plain, table
+from redrive.cli.render import block, clock_time, emit_json, moment, say, table
 
 if TYPE_CHECKING:
     from redrive.app import App
@@ -102,8 +102,8 @@ def append(
         emit_json(fields | {"version": event.version, "time": moment(event.time_us / 1e6), "new": is_new})
         return 0
     said = "appended" if is_new else "it was there already:"
-    of_key = f", version {event.version} of key {plain(event.key)}" if event.key is not None else ""
-    click.echo(f"{said} {plain(event.id)} at position {event.position} of {plain(log)}{of_key}")
+    of_key = f", version {event.version} of key {event.key}" if event.key is not None else ""
+    say(f"{said} {event.id} at position {event.position} of {log}{of_key}")
     return 0
 
 
@@ -139,7 +139,7 @@ class Listing:
         else:
             log = f"{row.log}  " if self._all_logs else ""
             parts = (row.type, row.key or "", row.id)
-            click.echo(plain(f"{row.position:>8}  {log}{clock_time(row.time_us / 1e6)}  {'  '.join(parts)}"))
+            say(f"{row.position:>8}  {log}{clock_time(row.time_us / 1e6)}  {'  '.join(parts)}")
 
     def fields(self, row: EventRow) -> dict[str, Any]:
         """The documented fields."""
@@ -153,12 +153,12 @@ class Listing:
         from redrive.cli.payload import show_payload
 
         version = f"  version {row.version}" if row.version is not None else ""
-        click.secho(plain(f"{row.position}  {row.log}  {clock_time(row.time_us / 1e6)}  {row.type}"), bold=True)
-        click.echo(plain(f"  id {row.id}" + (f"  key {row.key}" if row.key is not None else "") + version))
+        say(f"{row.position}  {row.log}  {clock_time(row.time_us / 1e6)}  {row.type}")
+        say(f"id {row.id}" + (f"  key {row.key}" if row.key is not None else "") + version, "  ")
         for name, raw in (("headers", row.headers_raw), ("data", row.data_raw)):
             if raw is not None:
                 click.echo(f"  {name}")
-                click.echo("".join(f"    {line}\n" for line in show_payload(raw, self._redact).split("\n")), nl=False)
+                block(show_payload(raw, self._redact), "    ")
 
 
 def payload_fields(headers: bytes | None, data: bytes | None, redact: Sequence[str]) -> dict[str, Any]:
@@ -199,6 +199,13 @@ def _follow(app: App, show: Listing, wanted: Wanted, after: int | None, limit: i
         return
 
 
+def stdin() -> BinaryIO:
+    """What is typed or piped in."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise click.UsageError("there is no stdin to read from: name a file")
+    return sys.stdin.buffer
+
+
 def _headers(given: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in given:
@@ -216,7 +223,7 @@ def _data(given: str | None) -> bytes:
     if given is None:
         return b"null"
     if given == "-":
-        return sys.stdin.buffer.read() if sys.stdin is not None else b""
+        return stdin().read()
     if given.startswith("@"):
         from pathlib import Path
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from redrive.cli.logs import create_option
+from redrive.cli.logs import create_option, stdin
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
-from redrive.cli.render import emit_json, plain, plural
+from redrive.cli.render import emit_json, plain, plural, say
 
 if TYPE_CHECKING:
     from redrive.replay.transfer import Imported
@@ -53,15 +53,15 @@ def export_log(
         first = next(lines, None)  # an unknown log is an error before a file is made
         count, last = 0, after
         with _target(out) as target, _bar("export", last_position(app.runtime.store) - after, out is None) as show:
-            shown = _escaped if out is None and sys.stdout.isatty() else bytes
+            shown = _escaped if out is None and sys.stdout is not None and sys.stdout.isatty() else bytes
             for row, line in itertools.chain([] if first is None else [first], lines):
                 target.write(shown(line) + b"\n")
                 count, last = count + 1, row.position
                 if count % FLUSH_EVERY == 0:
                     show(last - after)
-    where = f" to {plain(out)}" if out is not None else ""
+    where = f" to {out}" if out is not None else ""
     until_position = f", the last at position {last}" if count else ""
-    click.echo(f"{plural(count, 'event')} exported{where}{until_position}", err=out is None)
+    say(f"{plural(count, 'event')} exported{where}{until_position}", err=out is None)
     return 0
 
 
@@ -105,15 +105,15 @@ def _report(result: Imported, log: str, skip_bad: bool, as_json: bool) -> None:
         emit_json(numbers | {"complete": not result.stopped, "errors": errors})
         return
     for one in result.errors:
-        click.echo(f"  line {one.line}: {plain(one.why)}", err=True)
+        say(f"line {one.line}: {one.why}", "  ", err=True)
     if result.bad > len(result.errors):
         click.echo(f"  … and {result.bad - len(result.errors):,} more", err=True)
-    parts = [f"{plural(result.added, 'event')} added to {plain(log)}"]
+    parts = [f"{plural(result.added, 'event')} added to {log}"]
     if result.present:
         parts.append(f"{result.present:,} were there already")
     if result.bad:
         parts.append(f"{plural(result.bad, 'bad line')}" + (" left out" if skip_bad else ""))
-    click.echo(", ".join(parts))
+    say(", ".join(parts))
     if result.stopped:
         click.echo("stopped there: mend the file and import it again, or add --skip-bad")
 
@@ -122,10 +122,10 @@ def _report(result: Imported, log: str, skip_bad: bool, as_json: bool) -> None:
 def _target(out: str | None) -> Iterator[BinaryIO]:
     """A file that takes its name when it is complete, or stdout."""
     if out is None:
-        sys.stdout.flush()
-        stream = getattr(sys.stdout, "buffer", None)
-        if stream is None:
+        if sys.stdout is None:
             raise click.UsageError("there is no stdout to write to: add --out FILE")
+        sys.stdout.flush()
+        stream = sys.stdout.buffer
         yield stream
         stream.flush()
         return
@@ -146,7 +146,7 @@ def _source(file: str) -> Iterator[Iterator[bytes]]:
     from redrive.replay.cloudevents import LINE_BYTES_MAX
 
     if file == "-":
-        yield _lines(sys.stdin.buffer, LINE_BYTES_MAX)
+        yield _lines(stdin(), LINE_BYTES_MAX)
         return
     try:
         stream = Path(file).open("rb")  # noqa: SIM115  (closed below, where other errors are not its own)

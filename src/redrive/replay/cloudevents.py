@@ -35,6 +35,8 @@ _MICROSECOND = timedelta(0, 0, 1)
 _HEADERS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SCHEMA_MAX = 1_000_000
+# What some readers take for the end of a line besides those that JSON has to escape: NEL, and the separators.
+_LINE_ENDS = {text.encode(): f"\\u{ord(text):04x}".encode() for text in ("\x85", "\u2028", "\u2029")}
 
 
 def encode(row: EventRow) -> bytes:
@@ -59,12 +61,15 @@ def encode(row: EventRow) -> bytes:
         fields["data"] = msgspec.Raw(row.data_raw)
     else:
         fields["data_base64"] = base64.b64encode(row.data_raw).decode()
-    return to_json(fields)
+    line = to_json(fields)
+    for end, escape in _LINE_ENDS.items():  # not in the data, so in the text of an attribute
+        line = line.replace(end, escape)
+    return line
 
 
 def _fits_a_line(raw: bytes) -> bool:
-    """JSON that is read back byte for byte: no line end in it, no blank around it."""
-    if b"\n" in raw or b"\r" in raw or raw != raw.strip():
+    """JSON that is read back byte for byte: nothing in it that anybody takes for a line end, no blank around it."""
+    if b"\n" in raw or b"\r" in raw or raw != raw.strip() or any(end in raw for end in _LINE_ENDS):
         return False
     try:
         from_json(raw)

@@ -10,6 +10,7 @@ from redrive.store.port import Store, StoreTx
 
 PAGE_MAX = 10_000  # events per page: a page is read into memory
 EVERYWHERE = 2**62  # above all positions and times
+PATTERN_CHARS_MAX = 1_000  # a type has 200 at most; SQLite refuses patterns of 50,000
 SHOWN_MAX = 5  # of several events or names in one sentence
 
 
@@ -121,6 +122,8 @@ def _page(
 
 
 def _values(wanted: Wanted, after: int, upto: int, limit: int, *, payload: bool) -> dict[str, object]:
+    if wanted.type is not None and len(wanted.type) > PATTERN_CHARS_MAX:
+        raise UsageError(f"a type or glob has at most {PATTERN_CHARS_MAX:,} characters, not {len(wanted.type):,}")
     return {
         "after": after, "upto": upto, "limit": limit, "payload": int(payload), "type": wanted.type,
         "since": -EVERYWHERE if wanted.since is None else round(wanted.since * 1e6),
