@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.program import opened, reads
-from redrive.cli.render import emit_json, moment, plain, plural, table
+from redrive.cli.render import block, emit_json, moment, plain, plural, table
 
 if TYPE_CHECKING:
     from redrive.replay.chain import AuditVerdict
@@ -63,7 +63,8 @@ def verify(audit: bool, store: str | None, program: str | None, as_json: bool) -
         _show_verdicts(verdicts)
         if chain is not None:
             told = f"{plural(chain.rows, 'row')}, each fits the one before it" if chain.sound else chain.message
-            click.echo(f"\naudit: {plain(told)}")
+            click.echo()
+            block(f"audit: {told}", "")
     return 0 if all(one.sound for one in verdicts) and (chain is None or chain.sound) else 3
 
 
@@ -102,8 +103,9 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
     table(columns, rows, keep=("subscription", "verdict"))
     for one in verdicts:
         for violation in one.violations:
-            click.echo(f"\n{plain(one.subscription)}: {violation.rule}: {plain(violation.message)}")
+            click.echo()
+            block(f"{plain(one.subscription)}: {violation.rule}: {violation.message}", "")
             if violation.positions:
                 shown = ", ".join(str(position) for position in violation.positions[:POSITIONS_SHOWN])
                 more = ", …" if len(violation.positions) > POSITIONS_SHOWN else ""
-                click.echo(f"  at position {shown}{more}")
+                block(f"at position {shown}{more}")

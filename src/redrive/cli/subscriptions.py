@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
-from redrive.cli.render import emit_json, plain, plural
+from redrive.cli.render import emit_json, line_width, plain, plural, wrapped
 
 if TYPE_CHECKING:
     from redrive.replay.seek import Sought
@@ -55,7 +55,7 @@ def _switch(
     for name, one in changed.items():
         now = "paused" if paused else "resumed"
         was = "is paused already" if paused else "was not paused"
-        click.echo(f"{plain(name)} is {now}" if one else f"{plain(name)} {was}")
+        _say(f"{name} is {now}" if one else f"{name} {was}")
     return 0
 
 
@@ -83,10 +83,15 @@ def seek(name: str, to: str, reason: str, yes: bool, store: str | None, program:
     if as_json:
         emit_json(_json(done))
     elif done.position == done.was:
-        click.echo(f"{plain(name)} is at position {done.position} already; nothing was done")
+        _say(f"{name} is at position {done.position} already; nothing was done")
     else:
-        click.echo(f"{plain(name)} went from position {done.was} to {done.position}: {_told(done, will=False)}")
+        _say(f"{name} went from position {done.was} to {done.position}: {_told(done, will=False)}")
     return 0
+
+
+def _say(text: str) -> None:
+    for line in wrapped(text, line_width()):
+        click.echo(line)
 
 
 def _told(one: Sought, *, will: bool) -> str:
