@@ -37,7 +37,7 @@ def demo(folder: Path | None) -> int:
     folder = _fresh(folder)
     settle_in(folder)
     story = Story(folder)
-    click.secho(f"A shop in {folder}", bold=True)
+    click.secho(f"A shop in {plain(folder)}", bold=True)
     click.echo("  shop.py       the program: a projection (revenue) and a handler (ship)")
     click.echo("  redrive.toml  its settings; worker.log is what the workers say\n")
     click.echo(f"{story.place_orders():,} orders of {CUSTOMERS} customers are appended to the log.")
@@ -50,7 +50,8 @@ def demo(folder: Path | None) -> int:
             story.watch(check, story.is_done, show)
     right = story.is_right()
     _picture(story, right)
-    _next(folder, story.groups())
+    if right:
+        _next(folder, story.groups())
     story.app.close()
     return 0 if right else 1
 
@@ -112,7 +113,7 @@ def _picture(story: Story, right: bool) -> None:
         click.echo("\n  Compared with the list of orders: each was applied once and in its turn,")
         click.echo("  or is kept. Nothing was lost to the kill.")
     else:
-        click.secho("\n  A sum is wrong. Please report this.", fg="red", bold=True)
+        click.secho("\n  A sum is wrong. Please report this, with worker.log.", fg="red", bold=True)
 
 
 def _next(folder: Path, groups: list[Group]) -> None:

@@ -32,8 +32,8 @@ LOOK_EVERY = 0.05
 SUBSCRIPTIONS = ("revenue", "ship")
 CONFIG = """\
 store = "shop.db"
-window_max = 250        # after a kill, what was in flight runs one event at a time: a small window keeps that short
-settle_max = 250
+window_max = 100        # after a kill, what was in flight runs one event at a time: a small window keeps that short
+settle_max = 100
 """
 
 
