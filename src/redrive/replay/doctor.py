@@ -25,7 +25,7 @@ DEAD_AGE_MAX = 7 * 86_400.0
 LATE_MAX = 3_600.0  # seconds after which a due letter of an owned subscription should have run
 CLOCK_SLACK, CLOCK_MAX = 2.0, 300.0  # seconds that the clock may be behind stored times: noise, nuisance
 NEARLY = 0.8  # share of lane_max
-COUNT_MAX = 10_000  # letters counted; more are "or more"
+COUNT_MAX = 10_000  # letters looked at; where there are more, the number is "at least"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +166,16 @@ def _letters(
         )  # fmt: skip
     for row, progress in rows:
         limits = {"subscription": row.id, "limit": COUNT_MAX}
-        old = int(tx.sql.value("doctor_old_dead", {**limits, "before": now - DEAD_AGE_MAX}))
+        old, seen = tx.sql.one("doctor_old_dead", {**limits, "before": now - DEAD_AGE_MAX}) or (0, 0)
         if old:
             yield Finding(
-                "dead letters", WARNING, f"{row.name}: {_many(old)} dead for more than {show_duration(DEAD_AGE_MAX)}",
+                "dead letters", WARNING, f"{row.name}: {_many(old, seen)} dead for more than {show_duration(DEAD_AGE_MAX)}",
                 f"redrive dlq -s {row.name}: repair, replay or discard them", row.name,
             )  # fmt: skip
-        late = int(tx.sql.value("doctor_late", {**limits, "before": now - LATE_MAX}))
+        late, seen = tx.sql.one("doctor_late", {**limits, "before": now - LATE_MAX}) or (0, 0)
         if late and progress.owner and not progress.paused and progress.halted is None:
             yield Finding(
-                "late letters", WARNING, f"{row.name}: {_many(late)} due for more than {show_duration(LATE_MAX)}",
+                "late letters", WARNING, f"{row.name}: {_many(late, seen)} due for more than {show_duration(LATE_MAX)}",
                 "look at its worker: is it overloaded, or does a call hang?", row.name,
             )  # fmt: skip
         for position, charges in tx.sql.all("inflight_all", {"subscription": row.id}):
@@ -187,7 +187,7 @@ def _letters(
                 )  # fmt: skip
 
 
-def _many(count: int) -> str:
-    if count >= COUNT_MAX:
-        return f"{COUNT_MAX:,} or more letters are"
-    return "1 letter is" if count == 1 else f"{count:,} letters are"
+def _many(count: int, seen: int) -> str:
+    """How many letters; only the first were looked at."""
+    number = f"at least {count:,}" if seen >= COUNT_MAX else f"{count:,}"
+    return f"{number} letter{' is' if count == 1 else 's are'}"

@@ -924,13 +924,13 @@ GROUP BY subscription, lane HAVING n >= :least ORDER BY n DESC LIMIT 20
 
 -- name: doctor_old_dead
 -- Among the first letters of a subscription that are dead now: those held since before a time.
-SELECT count(*) FROM (SELECT parked_at FROM redrive_letters WHERE state = 'dead' AND subscription = :subscription
-                      ORDER BY id LIMIT :limit) WHERE parked_at < :before
+SELECT coalesce(sum(parked_at < :before), 0), count(*) FROM (SELECT parked_at FROM redrive_letters
+       WHERE state = 'dead' AND subscription = :subscription ORDER BY id LIMIT :limit)
 
 -- name: doctor_late
 -- Among the first letters that are to be retried: those due before a time. Who waits behind another has no due time.
-SELECT count(*) FROM (SELECT due_at FROM redrive_letters WHERE state = 'retrying' AND subscription = :subscription
-                      ORDER BY id LIMIT :limit) WHERE due_at > 0 AND due_at < :before
+SELECT coalesce(sum(due_at > 0 AND due_at < :before), 0), count(*) FROM (SELECT due_at FROM redrive_letters
+       WHERE state = 'retrying' AND subscription = :subscription ORDER BY id LIMIT :limit)
 
 -- ---------------------------------------------------------------- prune
 
