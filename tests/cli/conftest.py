@@ -168,9 +168,15 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
             worker.communicate(timeout=30)
 
 
+class _Stream(io.BytesIO):
+    """What is behind a stream of a process: it has a name."""
+
+    name = "<stdout>"
+
+
 def _command(folder: Path, line: Sequence[str], *, stdin: bytes | None = b"", **environ: str) -> Answer:
     """The command line inside this process, on streams as strict as those of a terminal; None: stdin is closed."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "strict", newline="") for _ in range(2))
+    out, err = (io.TextIOWrapper(_Stream(), "utf-8", "strict", newline="") for _ in range(2))
     given = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), "utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("REDRIVE_", "COLUMNS"))}
     before, path, modules, stdin_before = dict(os.environ), list(sys.path), set(sys.modules), sys.stdin
