@@ -164,6 +164,7 @@ def test_what_the_demo_tells_people_to_type_repairs_the_shop(tmp_path: Path) -> 
     said = [text for _, _, text in answers]
     assert "KeyError" in said[1] and "no carrier ships to 'UK'" in said[1]
     assert '"currency": "GBP"' in said[2]
+    assert "3 would fail the same way" in said[3] and "3 would succeed" in said[5]
     folder = tmp_path / "shop"
     fates = rows(folder, "SELECT state, count(*) FROM redrive_letters GROUP BY 1")
     assert [state for state, _ in fates] == ["applied"], "nothing is dead and nothing waits"

@@ -219,6 +219,16 @@ OVER = {
 }
 
 
+def test_every_runbook_says_what_to_see_where_to_look_what_to_do_and_when_it_is_over() -> None:
+    for page in sorted((ROOT / "docs" / "runbooks").glob("*.md")):
+        if page.name == "README.md":
+            continue
+        text = page.read_text("utf-8")
+        headings = " ".join(re.findall(r"^## (.*)$", text, re.MULTILINE))
+        assert "**You see**" in text, page.name
+        assert re.match(r"Look .*(Decide|decide).*Over\?$", headings) and re.search(r"[Dd]o\b", headings), page.name
+
+
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_every_command_of_a_page_works_when_it_is_typed(page: Path, shop: Path) -> None:
     if PROGRAM.search(page.read_text("utf-8")):  # it brings its own program, and begins with nothing else

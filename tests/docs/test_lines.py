@@ -88,6 +88,14 @@ def test_the_configuration_files_can_be_read_and_name_real_commands() -> None:
         check_line(" ".join(re.findall(r'"([^"]*)"', command[1])))
 
 
+def test_every_table_of_the_store_is_on_the_map() -> None:
+    schema = (ROOT / "src" / "redrive" / "store" / "sqlite" / "schema.sql").read_text("utf-8")
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    tables = re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(redrive_\w+)", schema)
+    assert len(tables) > 10
+    assert [table for table in tables if f"`{table}`" not in text] == []
+
+
 def test_every_command_shows_help_that_fits_a_terminal() -> None:
     for name, command in commands(cli).items():
         shown = command.get_help(click.Context(command, info_name=name, max_content_width=80))
