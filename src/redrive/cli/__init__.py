@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The `redrive` command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    if sys.stdin is None:  # it is closed: nothing comes from there
+        sys.stdin = io.TextIOWrapper(io.BytesIO())
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character gets its number
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(_run([word for word in given if word != "--debug"], debug))
