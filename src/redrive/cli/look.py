@@ -51,11 +51,9 @@ def verify(audit: bool, store: str | None, program: str | None, as_json: bool) -
 
     Exit code 3 if something does not add up. With --app, order is checked where only the program knows the keys.
     """
-    from redrive.replay.chain import verify_audit
-
     with opened(store, program) as app:
         verdicts = app.operate().verify()
-        chain = verify_audit(app.runtime.store) if audit else None
+        chain = app.operate().verify_audit() if audit else None
     if as_json:
         accounts = [_verdict(one) for one in verdicts]
         emit_json(accounts if chain is None else {"subscriptions": accounts, "audit": _verdict(chain)})

@@ -58,20 +58,19 @@ def prune(
         raise click.UsageError("--no-rebuild goes with --events LOG")
     if subscription and logs:
         raise click.UsageError("-s is about letters alone: --events concerns everybody who reads the log")
-    from redrive.replay.prune import What, plan_prune
-    from redrive.replay.prune import prune as carry_out
+    from redrive.replay.prune import What
 
     what = What(older_than, subscription, logs, no_rebuild)
     with opened(store, program) as app:
-        operator = app.operate().operator
-        plan = plan_prune(operator.store, operator.now(), what)
+        desk = app.operate()
+        plan = desk.plan_prune(what)
         if dry_run or plan.nothing:
             _report(plan, done=False, as_json=as_json)
             return 0
         if not as_json:
             _say(plan)
         confirm("Delete this for good?" if not as_json else f"{'; '.join(_lines(plan))}: delete for good?", yes)
-        done = carry_out(operator, what, plan, reason)
+        done = desk.prune(what, plan, reason)
     _report(done, done=True, as_json=as_json)
     return 0
 

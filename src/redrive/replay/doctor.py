@@ -169,7 +169,8 @@ def _letters(
         old, seen = tx.sql.one("doctor_old_dead", {**limits, "before": now - DEAD_AGE_MAX}) or (0, 0)
         if old:
             yield Finding(
-                "dead letters", WARNING, f"{row.name}: {_many(old, seen)} dead for more than {show_duration(DEAD_AGE_MAX)}",
+                "dead letters", WARNING,
+                f"{row.name}: {_many(old, seen)} dead for more than {show_duration(DEAD_AGE_MAX)}",
                 f"redrive dlq -s {row.name}: repair, replay or discard them", row.name,
             )  # fmt: skip
         late, seen = tx.sql.one("doctor_late", {**limits, "before": now - LATE_MAX}) or (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from redrive.clock import Env
 from redrive.observe.signals import Signals
@@ -18,6 +19,12 @@ from redrive.replay.subscriptions import SubscriptionDesk
 from redrive.store.port import Store
 from redrive.subscription import Subscription
 from redrive.types import EventTypes
+
+if TYPE_CHECKING:
+    from redrive.replay.chain import AuditVerdict
+    from redrive.replay.doctor import Finding
+    from redrive.replay.prune import PrunePlan, What
+    from redrive.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,30 @@ class Operations:
         """Account for every event of every subscription."""
         plain = {name for name, sub in self.declared.items() if sub.key_by is None and sub.order == "key"}
         return ledger.verify(self.operator.store, plain)
+
+    def verify_audit(self) -> AuditVerdict:
+        """Walk the audit's hash chain."""
+        from redrive.replay.chain import verify_audit
+
+        return verify_audit(self.operator.store)
+
+    def doctor(self, settings: Settings) -> list[Finding]:
+        """What about the store, the machine and the subscriptions will hurt."""
+        from redrive.replay.doctor import examine
+
+        return list(examine(self.operator.store, self.operator.env, settings, self.declared or None))
+
+    def plan_prune(self, what: What) -> PrunePlan:
+        """What `prune` would delete."""
+        from redrive.replay.prune import plan_prune
+
+        return plan_prune(self.operator.store, self.operator.now(), what)
+
+    def prune(self, what: What, plan: PrunePlan, reason: str = "") -> PrunePlan:
+        """Delete what was planned."""
+        from redrive.replay.prune import prune
+
+        return prune(self.operator, what, plan, reason)
 
     def status(self) -> list[SubscriptionStatus]:
         """Where every subscription stands."""
