@@ -37,9 +37,9 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
     table(columns, rows, keep=("subscription",))
     for one in found:
         if one.halted is not None:
-            click.echo(f"{plain(one.subscription)} is halted: {plain(one.halted)}")
+            block(f"{plain(one.subscription)} is halted: {plain(one.halted)}", "")
         if one.rebuilding_until is not None:
-            click.echo(f"{plain(one.subscription)} is being rebuilt up to position {one.rebuilding_until}")
+            block(f"{plain(one.subscription)} is being rebuilt up to position {one.rebuilding_until}", "")
     return 0
 
 
@@ -62,7 +62,7 @@ def verify(audit: bool, store: str | None, program: str | None, as_json: bool) -
         if chain is not None:
             told = f"{plural(chain.rows, 'row')}, each fits the one before it" if chain.sound else chain.message
             click.echo()
-            block(f"audit: {told}", "")
+            block(f"audit: {plain(told)}", "")
     return 0 if all(one.sound for one in verdicts) and (chain is None or chain.sound) else 3
 
 
@@ -102,7 +102,7 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
     for one in verdicts:
         for violation in one.violations:
             click.echo()
-            block(f"{plain(one.subscription)}: {violation.rule}: {violation.message}", "")
+            block(f"{plain(one.subscription)}: {violation.rule}: {plain(violation.message)}", "")
             if violation.positions:
                 shown = ", ".join(str(position) for position in violation.positions[:POSITIONS_SHOWN])
                 more = ", …" if len(violation.positions) > POSITIONS_SHOWN else ""
