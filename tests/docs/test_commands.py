@@ -59,7 +59,7 @@ while True:
 # The shop as a service: `systemctl start|stop|restart shop`.
 SYSTEMCTL = """\
 #!{python}
-import fcntl, os, signal, subprocess, sys
+import fcntl, os, signal, subprocess, sys, threading
 from pathlib import Path
 verb, pid, lock = sys.argv[1], Path("worker.pid"), open("worker.lock", "w")
 if verb in ("stop", "restart") and pid.exists():
@@ -73,6 +73,7 @@ if verb in ("start", "restart"):
     pid.write_text(str(worker.pid))
     while Path("worker.log").read_text().count("lease.taken") < 3:
         assert worker.poll() is None, Path("worker.log").read_text()
+        threading.Event().wait(0.02)
 """
 
 
