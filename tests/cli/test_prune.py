@@ -74,6 +74,19 @@ def test_events_go_when_the_rebuild_is_given_up(settled: Any) -> None:
     assert settled.redrive("run", "shop:app", "--until-idle").code == 0
 
 
+def test_several_logs_may_be_pruned_and_what_was_emitted_is_not_emitted_twice(settled: Any) -> None:
+    settled.append(5, 6, 7)
+    assert settled.redrive("run", "shop:app", "--until-idle").code == 0
+    line = ("--events", "orders", "--events", "receipts", "--no-rebuild", "revenue", "--yes", "--json")
+    answer = settled.redrive("prune", "--older-than", "0s", *line, "--store", "shop.db")
+    assert answer.code == 0, answer.err
+    assert [one["log"] for one in answer.json["events"]] == ["orders", "receipts"]
+    assert settled.query("SELECT count(*) FROM redrive_events WHERE log = 2") == [(3,)]  # the newest of each key
+    assert settled.redrive("verify", "--app", "shop:app").code == 0
+    answer = settled.redrive("seek", "charge", "first", "--reason", "hm", "--yes", "--store", "shop.db")
+    assert (answer.code, "were pruned" in answer.err) == (2, True)
+
+
 def test_beside_a_running_worker_nothing_is_disturbed(settled: Any) -> None:
     settled.work()
     settled.append(5, 6, 7)
@@ -88,7 +101,7 @@ def test_beside_a_running_worker_nothing_is_disturbed(settled: Any) -> None:
         (("--events", "order"), "did you mean 'orders'?"),
         (("-s", "revenu"), "did you mean 'revenue'?"),
         (("--no-rebuild", "revenue"), "goes with --events"),
-        (("--events", "orders", "--no-rebuild", "x"), "it does not read log 'orders'"),
+        (("--events", "orders", "--no-rebuild", "x"), "it does not read 'orders'"),
         (("--events", "orders", "-s", "charge"), "-s is about letters alone"),
     ],
 )

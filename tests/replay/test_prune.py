@@ -262,7 +262,7 @@ def test_what_a_rebuild_needs_stays_unless_it_is_given_up() -> None:
             with pytest.raises(UsageError, match="was pruned up to position 5"):
                 deed("sums")
         assert post.harness.query("SELECT count(*) FROM sums") == rows
-        with pytest.raises(UsageError, match="it does not read log 'orders'; those that do: mail, sums"):
+        with pytest.raises(UsageError, match="it does not read 'orders'; those that do: mail, sums"):
             run_prune(post, "orders", no_rebuild=("other",))
 
 

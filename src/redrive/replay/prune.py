@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from redrive.replay.deed import Operator, find
 from redrive.replay.forget import delete_letters, forget_history
-from redrive.replay.prune_events import EventPlan, plan_events, prune_events
+from redrive.replay.prune_events import EventPlan, check_readers, plan_events, prune_events
 from redrive.store.filters import Asked
 from redrive.store.letters import WAS_OPEN
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
@@ -55,6 +55,8 @@ def plan_prune(store: Store, now: float, what: What) -> PrunePlan:
     """Exact numbers, without doing anything."""
     plan = PrunePlan(now - what.older_than)
     with store.reading() as tx:
+        plan.events = [plan_events(tx, log, plan.before, what.no_rebuild) for log in dict.fromkeys(what.logs)]
+        check_readers(tx, what.logs, what.no_rebuild)
         for row in _chosen(tx, what.subscription):
             progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
             for state in (*GONE, "discarded"):
@@ -62,7 +64,6 @@ def plan_prune(store: Store, now: float, what: What) -> PrunePlan:
                 while page := _page(tx, row, progress, state, plan.before, after, PLAN_PAGE):
                     _count(tx, plan, state, [one[0] for one in page if _may_go(one, state, asked)])
                     after = page[-1][0]
-        plan.events = [plan_events(tx, log, plan.before, what.no_rebuild) for log in dict.fromkeys(what.logs)]
     return plan
 
 

@@ -37,10 +37,6 @@ def plan_events(tx: StoreTx, log_name: str, before: float, no_rebuild: Sequence[
     """Which events of a log may go."""
     log = _log(tx, log_name)
     readers = [row for row in tx.progress.all() if row.source == log_name]
-    for name in no_rebuild:
-        if name not in [row.name for row in readers]:
-            raise UsageError(f"--no-rebuild {name}: it does not read log {log_name!r}; those that do: "
-                             f"{', '.join(row.name for row in readers) or 'none'}")  # fmt: skip
     last = tx.logs.last(log)
     limits = [
         (tx.logs.last_before(log, round(before * 1e6)), "the events after it are not old enough"),
@@ -69,6 +65,17 @@ def _limits(tx: StoreTx, log: int, row: Subscribed, before: float, may_forget: b
     if not may_forget and (row.kind == "projection" or tx.sql.value("state_any", {"subscription": row.id})):
         start = tx.progress.filters(row.id)[0][0]
         yield start, f"{name} could not be rebuilt; --no-rebuild {name} gives that up"
+
+
+def check_readers(tx: StoreTx, logs: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a name that reads none of these logs: whoever gives up a rebuild should mean the right one."""
+    readers = [row.name for row in tx.progress.all() if row.source in logs]
+    for name in names:
+        if name not in readers:
+            raise UsageError(
+                f"--no-rebuild {name}: it does not read {' or '.join(map(repr, logs))}; those that do: "
+                f"{', '.join(readers) or 'none'}"
+            )
 
 
 def _log(tx: StoreTx, name: str) -> int:
