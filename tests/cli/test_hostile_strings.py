@@ -20,7 +20,7 @@ import click
 import pytest
 from rich.cells import cell_len
 
-from redrive import App, Event, EventError, Tx, no_retry
+from redrive import App, Ctx, Event, EventError, Tx, no_retry
 from redrive.cli import cli
 from redrive.event import check_id, check_key, check_type
 
@@ -44,7 +44,7 @@ STRINGS = {
     "blank": "   ",
 }
 GIVEN = {**STRINGS, "empty": "", "half": "a\ud800b", "bytes": "\udcff\udcfe", "megabyte": "m" * 1_000_000}
-WIDTH, MESSAGE_MAX, REPORT_MAX = 80, 25_000, 400_000
+WIDTH, MESSAGE_MAX = 80, 25_000
 
 # The part of the command line that looks at a store, and what it must be able to tell, word for word.
 LETTERS = "SELECT {} FROM redrive_letters WHERE state = 'dead'"
@@ -73,10 +73,7 @@ FILLING = {
     "letter_id": "1", "letter": "1", "log": "orders", "event_id": "my-id", "key": "k1", "reason": "a test",
     "fingerprint": "", "text": "a note", "type": "order.placed", "to": "now", "patch": '{"cents": 1}',
 }  # fmt: skip
-NOT_RUN = {
-    "demo": "takes long and writes no more than its folder's name; its own test runs it",
-    "run": "an endless worker, unless it is refused",
-}
+# An endless worker, and a demo of twenty seconds that its own test runs: only lines that end, or are refused.
 ALWAYS = {"run": ["--until-idle"], "demo": ["--no-such-option"]}
 
 
@@ -118,6 +115,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     @app.on(orders, name="mail\u202e../..", start="first", retry=no_retry)
     def mail(event: Event[Any]) -> None:
         raise ValueError(STRINGS[event.data["which"]])
+
+    @app.on(orders, name="count", start="first", retry=no_retry)
+    def count(event: Event[Any], ctx: Ctx) -> None:
+        ctx.state = {"last": event.data["text"], event.data["text"]: 1}
 
     for which, text in STRINGS.items():
         key, name = accepted(check_key, text, 512), accepted(check_type, text, 200)
@@ -275,6 +276,30 @@ def test_the_fate_of_every_event_is_told_harmlessly(which: str, command: Any, re
             assert harmless(said, wide=bool(more))
             assert said.code == 0, said.err
         assert event in read(said.out)
+
+
+def test_the_state_of_every_key_is_shown_harmlessly_and_told_exactly(command: Any, stored: Path) -> None:
+    with closing(sqlite3.connect(stored)) as connection:
+        rows = connection.execute("SELECT key, data FROM redrive_state").fetchall()
+    assert len(rows) == len(STRINGS)
+    for key, data in rows:
+        assert harmless(command(stored.parent, ["state", "--payload", "--", "count", key]))
+        told = command(stored.parent, ["state", "--payload", "--json", "--", "count", key])
+        assert harmless(told, wide=True)
+        assert (told.json["key"], told.json["data"]) == (key, json.loads(data))
+
+
+def test_every_command_is_looked_at_here(command: Any) -> None:
+    """A new command that looks at a store has to be entered in LOOKS; one that writes is named here."""
+    own_tests = {"dlq show", "explain", "state", "ops show", "append"}
+    writes = {
+        "run", "pause", "resume", "seek", "rebuild", "reset", "rename", "accept-from-now", "rekey", "import", "prune",
+        "dlq replay", "dlq edit", "dlq discard", "dlq resolve", "dlq note", "dlq import", "dlq replay-all", "dlq purge",
+        "ops cancel", "ops resume", "demo",
+    }  # fmt: skip
+    known = {name for name, _ in commands()}
+    assert known - LOOKS.keys() - own_tests - writes == set()
+    assert (LOOKS.keys() | own_tests) - known == set()
 
 
 def test_an_export_is_data_in_a_pipe_and_harmless_on_a_terminal(shop: Any, stored: Path) -> None:
