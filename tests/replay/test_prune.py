@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import pytest
@@ -368,3 +370,46 @@ def test_a_wrong_number_of_pruned_events_is_found_by_the_ledger() -> None:
 
 def test_a_plan_is_nothing_when_it_is_nothing() -> None:
     assert PrunePlan(0.0).nothing
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happened_before_and_happens_after_the_ledger_adds_up(seed: int) -> None:
+    """A random life of failures, repairs, seeks, resets and prunes: nothing the projection built is lost or doubled."""
+    dice, post = random.Random(seed), Post("first")
+    with post.harness:
+        post.add(("x", None))
+        appended, given_up = 1, False
+        for _ in range(60):
+            desk = post.app.operate("ada")
+            match dice.randrange(9):
+                case 0 | 1 | 2:
+                    for _ in range(dice.randrange(1, 6)):
+                        key = dice.choice([None, "a", "b", "c"])
+                        data = dice.choice(["x", "x", "poison", "late"])
+                        post.harness.append(post.orders, dice.choice(["order.placed", "other"]), data, key=key)
+                        appended += 1
+                case 3:
+                    post.bad = dice.choice([{"poison"}, {"poison", "late"}, set()])
+                    desk.letters.replay([letter for letter, _ in desk.letters.heads("mail")])
+                case 4:
+                    heads = [letter for letter, _ in desk.letters.heads("mail")]
+                    if heads:
+                        desk.letters.discard(dice.choice(heads), "junk")
+                case 5:
+                    last = desk.subscriptions.plan_seek("mail", "now").position
+                    with contextlib.suppress(UsageError):
+                        desk.subscriptions.seek("mail", dice.randrange(last + 1), "elsewhere")
+                case 6:
+                    with contextlib.suppress(UsageError):
+                        desk.reset(dice.choice(["mail", "sums"]), "again")
+                case 7 | 8:
+                    post.harness.clock.advance(dice.choice([1, 20 * DAY]))
+                    given_up = given_up or dice.random() < 0.3
+                    run_prune(post, "orders", days=10, no_rebuild=("sums",) if given_up else ())
+            if dice.random() < 0.7:
+                post.harness.run_until_idle()
+            verdicts = post.app.operate().verify()
+            assert [one.violations for one in verdicts] == [()] * len(verdicts)
+        post.harness.run_until_idle()
+        assert post.harness.query("SELECT count(*) FROM sums") == [(appended,)]
+        assert post.app.operate().verify_audit().sound
