@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("export")
 @filters
+@click.option("--all", "everything", is_flag=True, help="Every dead letter; so it is without any filter.")
 @click.option("--out", type=click.File("w", encoding="utf-8", lazy=False), default="-", metavar="FILE",
               help="Where to; stdout by default.")  # fmt: skip
 @reads

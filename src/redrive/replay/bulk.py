@@ -133,11 +133,12 @@ class BulkDesk:
             return _operation(tx, row)
 
     def is_waiting(self, number: int, of: Collection[str] | None = None) -> bool:
-        """Has anything it asked for still to run, in these subscriptions?"""
+        """Has anything it asked for still to run, in these subscriptions, or what waited behind it?"""
         with self._store.reading() as tx:
             names = {row.id: row.name for row in tx.progress.all()}
             rows = tx.sql.all("operation_waiting_in", {"id": number})
-        return any(of is None or names[subscription] in of for (subscription,) in rows)
+            following = tx.sql.one("operation_following", {"id": number, "now": self._operator.now()})
+        return following is not None or any(of is None or names[number] in of for (number,) in rows)
 
     def recent(self, before: int = 2**62, limit: int = 50) -> list[Operation]:
         """Operations, the newest first."""

@@ -873,6 +873,15 @@ WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter DESC LIMI
 SELECT DISTINCT l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
 WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL
 
+-- name: operation_following
+-- Is there a lane, freed by this operation, whose next letter is due?
+SELECT 1 FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
+JOIN redrive_letters f ON f.subscription = l.subscription AND f.lane = l.lane AND f.state = 'retrying' AND f.due_at <= :now
+WHERE o.operation = :id AND o.result = 'applied' AND NOT EXISTS
+      (SELECT 1 FROM redrive_letters h WHERE h.subscription = f.subscription AND h.lane = f.lane
+       AND h.state IN ('retrying', 'dead') AND h.position < f.position)
+LIMIT 1
+
 -- name: operation_waiting
 SELECT o.letter, l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
 WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL ORDER BY o.letter LIMIT :limit
