@@ -10,7 +10,7 @@ import click
 
 from redrive.cli.edit import edit_each
 from redrive.cli.letter import letter_json
-from redrive.cli.program import app_option, confirm, json_option, opened, reads, store_option, yes_option
+from redrive.cli.program import OutFile, app_option, confirm, json_option, opened, reads, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
 from redrive.cli.render import plural
 from redrive.cli.select import filters
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.command("export")
 @filters
 @click.option("--all", "everything", is_flag=True, help="Every dead letter; so it is without any filter.")
-@click.option("--out", type=click.File("w", encoding="utf-8", lazy=False), default="-", metavar="FILE",
+@click.option("--out", type=OutFile("w", encoding="utf-8", lazy=False), default="-", metavar="FILE",
               help="Where to; stdout by default.")  # fmt: skip
 @reads
 def export_letters(selection: Selection, out: Any, store: str | None, program: str | None, as_json: bool) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -140,7 +142,9 @@ def _rehearse(app: App, letters: Sequence[LetterRow], lane: bool, as_json: bool)
     from redrive.cli.rehearsal import show_rehearsal
     from redrive.replay.rehearse import rehearse
 
-    return show_rehearsal(rehearse(app, letters, lane=lane), as_json)
+    with contextlib.redirect_stdout(sys.stderr):  # what a function prints is no part of the answer
+        rehearsal = rehearse(app, letters, lane=lane)
+    return show_rehearsal(rehearsal, as_json)
 
 
 def _replay(

@@ -60,7 +60,7 @@ def dlq(
         _show_cause(one, now)
     if total > len(found):
         click.echo(f"… and {plural(total - len(found), 'more cause')}: --limit {total}")
-    worst = plain(found[0].fingerprint[:8])
+    worst = fit(found[0].fingerprint[:8], 10)
     click.echo(f"look:     redrive dlq list --fingerprint {worst}")
     click.echo(f"rehearse: redrive dlq replay --fingerprint {worst} --rehearse --app MODULE:APP")
     return 0

@@ -36,7 +36,7 @@ def ops(context: click.Context, limit: int, before: int, store: str | None, prog
         emit_json([operation_json(one) for one in found])
         return 0
     if not found:
-        click.echo("no operations yet; `redrive dlq replay`, `discard`, `resolve` and `edit` leave them")
+        click.echo("no operations yet: replays, discards and edits of letters leave them")
         return 0
     rows = [
         (one.id, ago(one.at, now), one.who, one.action, one.state, one.selected, one.applied, one.failed, one.skipped)
