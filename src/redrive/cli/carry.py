@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.command("export")
 @filters
 @click.option("--all", "everything", is_flag=True, help="Every dead letter; so it is without any filter.")
-@click.option("--out", type=OutFile("w", encoding="utf-8", lazy=False), default="-", metavar="FILE",
+@click.option("--out", type=OutFile(), default="-", metavar="FILE",
               help="Where to; stdout by default.")  # fmt: skip
 @reads
 def export_letters(selection: Selection, out: Any, store: str | None, program: str | None, as_json: bool) -> int:
