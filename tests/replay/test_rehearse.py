@@ -19,7 +19,7 @@ import pytest
 from redrive import App, Ctx, Event, Ignore, Reject, Tx, UsageError, no_retry
 from redrive.replay.rehearsal import RESULTS, Rehearsal
 from redrive.replay.rehearse import rehearse
-from redrive.replay.scene import HOLD_MAX
+from redrive.replay.rehearsing.scene import HOLD_MAX
 from redrive.settings import Settings
 from redrive.store.port import LetterRow
 from redrive.testing import Harness

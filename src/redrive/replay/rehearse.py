@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from redrive.errors import UsageError
-from redrive.replay.cast import Lane, by_lane, cannot
-from redrive.replay.handling import Handling
-from redrive.replay.projecting import Projecting
 from redrive.replay.rehearsal import Rehearsal
-from redrive.replay.scene import HOLD_MAX, House, Report
-from redrive.replay.threads import start_thread
+from redrive.replay.rehearsing.cast import Lane, by_lane, cannot
+from redrive.replay.rehearsing.handling import Handling
+from redrive.replay.rehearsing.projecting import Projecting
+from redrive.replay.rehearsing.scene import HOLD_MAX, House, Report
+from redrive.replay.rehearsing.threads import start_thread
 from redrive.runner.embed import entered
 from redrive.store.port import LetterRow
 from redrive.subscription import Subscription

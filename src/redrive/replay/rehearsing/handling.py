@@ -15,10 +15,10 @@ from redrive.context import Ctx, Effects
 from redrive.errors import StoreError
 from redrive.event import Event
 from redrive.policy import outcome as out
-from redrive.replay.cast import Lane, Run, cannot
 from redrive.replay.rehearsal import Rehearsed
-from redrive.replay.scene import HOLD_MAX, TOO_LONG, Emitted, PlayAgain, Scene
-from redrive.replay.threads import start_thread
+from redrive.replay.rehearsing.cast import Lane, Run, cannot
+from redrive.replay.rehearsing.scene import HOLD_MAX, TOO_LONG, Emitted, PlayAgain, Scene
+from redrive.replay.rehearsing.threads import start_thread
 from redrive.runner.call import attempt, attempt_works, overran
 from redrive.runner.settle import StateConflict
 from redrive.store.port import LetterRow, StoreTx

@@ -9,9 +9,9 @@ from redrive.context import SAME_KEY, Tx
 from redrive.errors import UsageError
 from redrive.event import Event
 from redrive.policy import outcome as out
-from redrive.replay.cast import Lane, Run
 from redrive.replay.rehearsal import Rehearsed
-from redrive.replay.scene import HOLD_MAX, TOO_LONG, Emitted, Scene
+from redrive.replay.rehearsing.cast import Lane, Run
+from redrive.replay.rehearsing.scene import HOLD_MAX, TOO_LONG, Emitted, Scene
 from redrive.runner.call import attempt, find_key
 from redrive.store.port import LetterRow, StoreTx
 

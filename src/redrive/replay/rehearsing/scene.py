@@ -19,8 +19,8 @@ from redrive.errors import StoreError, UsageError
 from redrive.event import Event, from_row
 from redrive.policy import outcome as out
 from redrive.policy.outcome import Failure, Outcome
-from redrive.replay.cast import Lane, Run, cannot
 from redrive.replay.rehearsal import Rehearsed, Result
+from redrive.replay.rehearsing.cast import Lane, Run, cannot
 from redrive.runner.call import attempt, describe, find_key, outcome_of
 from redrive.runner.enroll import check_declared, check_tables
 from redrive.settings import Settings

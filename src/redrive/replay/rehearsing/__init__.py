@@ -1,0 +1,1 @@
+"""How a rehearsal is played: who takes part, on which stage, projections and handlers."""
