@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redrive import App, UsageError, no_retry, retry
+from redrive import App, Event, Tx, UsageError, no_retry, retry
 from redrive.settings import Settings
 from redrive.testing import Harness
 
@@ -331,3 +332,21 @@ def test_a_reader_sees_only_what_is_committed(app: App, harness: Harness) -> Non
     harness.run_until_idle()
     assert outside == [0, 0]
     assert len(seen(harness)) == 2
+
+
+def test_the_letters_of_a_batch_show_the_users_error_alone(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "x.db"))
+    log = app.log("orders")
+
+    @app.projection(log, tables={"t": "n INTEGER"}, order="none", retry=no_retry)
+    def broken(event: Event[Any], tx: Tx) -> None:
+        if event.data:
+            raise ValueError(f"no {event.data}")
+
+    with Harness(app) as harness:
+        for number in (0, 1, 0, 2, 0):
+            harness.append(log, "x", number)
+        harness.run_until_idle()
+        traces = harness.query("SELECT traceback FROM redrive_attempts ORDER BY id")
+    assert len(traces) == 2
+    assert all("which led to" not in trace and "ValueError: no" in trace for (trace,) in traces)

@@ -135,7 +135,10 @@ def _chosen(app: App, selection: Selection, limit: int | None) -> list[LetterRow
 def _per_second(rate: str | None) -> float | None:
     from redrive.units import rate as per_second
 
-    return None if rate is None else per_second(rate)
+    try:
+        return None if rate is None else per_second(rate)
+    except ValueError as error:
+        raise click.UsageError(f"--rate: {error}") from None
 
 
 def _rehearse(app: App, letters: Sequence[LetterRow], lane: bool, as_json: bool) -> int:

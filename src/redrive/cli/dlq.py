@@ -9,7 +9,7 @@ import click
 from redrive.cli.lazy import Commands
 from redrive.cli.letter import describe, letter_json, show_letter, summary
 from redrive.cli.program import opened, reads
-from redrive.cli.render import ago, emit_json, fit, moment, plain, plural, table
+from redrive.cli.render import ago, emit_json, fit, moment, plain, plural, say, table
 from redrive.cli.select import filters
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def dlq(
         click.echo(f"… and {plural(total - len(found), 'more cause')}: --limit {total}")
     worst = fit(found[0].fingerprint[:8], 10)
     click.echo(f"look:     redrive dlq list --fingerprint {worst}")
-    click.echo(f"rehearse: redrive dlq replay --fingerprint {worst} --rehearse --app MODULE:APP")
+    say(f"rehearse: redrive dlq replay --fingerprint {worst} --rehearse --app MODULE:APP")
     return 0
 
 

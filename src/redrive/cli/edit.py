@@ -9,7 +9,7 @@ import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
-from redrive.cli.render import plain, plural
+from redrive.cli.render import plural, say
 from redrive.cli.select import selects
 
 if TYPE_CHECKING:
@@ -140,10 +140,10 @@ def _show_differences(app: App, letters: Sequence[LetterRow], change: Callable[[
             json.dumps(redacted(one, rules), indent=2, ensure_ascii=False).splitlines()
             for one in (before, change(before))
         )
-        click.echo(f"letter {row.id}, {plain(row.type)}, key {plain(row.key)}:")
+        say(f"letter {row.id}, {row.type}, key {row.key}:")
         lines = list(unified_diff(old, new, n=1, lineterm=""))[2:]
         for line in lines:
             if not line.startswith("@@"):
-                click.echo(f"  {plain(line)}")
+                say(line, "  ")
     if len(letters) > DIFFS_SHOWN:
         click.echo(f"… and {plural(len(letters) - DIFFS_SHOWN, 'more letter')} alike")

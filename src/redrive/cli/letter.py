@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.render import block, clock_time, facts, moment, plain
+from redrive.cli.render import block, clock_time, facts, moment, say
 
 if TYPE_CHECKING:
     from redrive.app import App
@@ -86,12 +86,14 @@ def show_letter(found: dict[str, Any]) -> None:
         facts([("behind it", f"letters {', '.join(map(str, found['followers']))}{more}")])
     for one in found["history"]:
         when = clock_time_of(one["at"])
-        click.echo(f"\nattempt {one['attempt']}  {when}  {plain(one['outcome'])}  by {plain(one['worker'])}")
+        click.echo("")
+        say(f"attempt {one['attempt']}  {when}  {one['outcome']}  by {one['worker']}")
         block(one["traceback"])
     for one in found["revisions"]:
         click.echo(f"\nedit {one['rev']}: {one['bytes']} bytes")
     for one in found["audit"]:
-        click.echo(f"\n{clock_time_of(one['at'])}  {plain(one['who'])}  {one['action']}  {plain(one['reason'])}")
+        click.echo("")
+        say(f"{clock_time_of(one['at'])}  {one['who']}  {one['action']}  {one['reason']}")
     if "data" in found:
         click.echo("\ndata")
         block(json.dumps(found["data"], indent=2, ensure_ascii=False))

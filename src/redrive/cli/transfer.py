@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from redrive.cli.logs import create_option, stdin
-from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
+from redrive.cli.program import app_option, confirm, is_database, json_option, opened, store_option, yes_option
 from redrive.cli.render import emit_json, plain, plural, say
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def export_log(
     from redrive.replay.transfer import export
 
     wanted = Wanted(log, key, kind, moment_of(since), moment_of(until))
+    if out is not None and is_database(out):
+        raise click.UsageError(f"{out!r} is a database and would be replaced; name another file")
     if out is not None and os.path.exists(out):
         confirm(f"Replace {plain(out)} ({os.path.getsize(out):,} bytes)?", yes)
     with opened(store, program) as app:

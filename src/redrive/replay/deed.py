@@ -17,6 +17,8 @@ from redrive.failpoints import hit
 from redrive.observe.signals import Operated, Signals
 from redrive.store.port import Store, StoreTx, Subscribed
 
+WHO_MAX = 200  # characters of a name: it stands in every listing of the audit
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -117,6 +119,6 @@ def whoami() -> str:
     import os
 
     try:
-        return getpass.getuser()
+        return getpass.getuser().encode("utf-8", "backslashreplace").decode()[:WHO_MAX]  # an environment holds bytes
     except (KeyError, OSError):  # a container often runs as a number without a name
         return f"uid {os.getuid()}"

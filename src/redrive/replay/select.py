@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from typing import Any
 
 from redrive.errors import UsageError
+from redrive.event import NAME_CHARS_MAX
 from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.letters import State
 from redrive.replay.deed import find
@@ -149,16 +151,18 @@ def _matching(tx: StoreTx, selection: Selection, after: int, page: int) -> Itera
     if matching == 0:
         return
     if len(causes) == 1 or matching < RARE * total:
-        found = [row for cause, of in causes for row in _pages(
-            tx, "select_letters_by_cause", {**values, "cause": cause, "of": of}, after
-        )]  # fmt: skip
-        yield from sorted(found, key=lambda letter: letter.id) if len(causes) > 1 else found
+        each = [
+            _pages(tx, "select_letters_by_cause", {**values, "cause": cause, "of": of}, after) for cause, of in causes
+        ]
+        yield from merge(*each, key=lambda letter: letter.id)  # a page is asked for, not all that match
         return
     yield from _pages(tx, "select_letters", values, after)
 
 
 def _values(tx: StoreTx, selection: Selection) -> dict[str, Any]:
     """A selection as the queries know it."""
+    if len(selection.type or "") > NAME_CHARS_MAX:  # a longer glob takes seconds to match
+        raise UsageError(f"no event type has more than {NAME_CHARS_MAX} characters")
     fields = ("type", "key", "reason", "error", "fingerprint", "since", "until")
     subscription = None if selection.subscription is None else find(tx, selection.subscription).id
     values = {name: getattr(selection, name) for name in fields}

@@ -110,7 +110,10 @@ def _causes(error: BaseException, limit: int) -> str:
 
 def _cause(error: BaseException) -> BaseException | None:
     """What led to it; `from None` means that its author wants that left out, often because it quotes the payload."""
-    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if error.__cause__ is not None or error.__suppress_context__:
+        return error.__cause__
+    handled = sys.exception()  # by whoever called us, long before: it led to nothing here
+    return None if error.__context__ is handled else error.__context__
 
 
 def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 0, limit: int = TEXT_MAX) -> Outcome:

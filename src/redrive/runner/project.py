@@ -117,9 +117,10 @@ class Projector:
             self._take_care(batch)
         try:
             self._commit(batch, turn)
+            return
         except _OneFailed as failed:  # of many that ran without a savepoint: all of it again, in strides
             batch.failed = failed.args
-            self._commit(batch, turn)
+        self._commit(batch, turn)  # out here: what a function raises now must not seem to be caused by our own signal
 
     def _commit(self, batch: Batch, turn: Turn) -> None:
         """One transaction: fence, functions, fates, progress."""
