@@ -11,7 +11,7 @@ import pytest
 from redrive import UsageError
 from redrive.replay.bulk import CHUNK_MAX, Operation
 from redrive.replay.deed import Receipt, Ticket
-from redrive.replay.select import Selection, select
+from redrive.replay.select import Selection, select, with_followers
 from redrive.store.port import LetterRow
 
 
@@ -211,4 +211,52 @@ def test_whatever_happens_every_selected_letter_is_answered_for(bank: Any, seed:
         applied, failed, skipped, waiting, unasked = counts(bank.desk.bulk.get(number))
         assert (waiting, unasked) == (0, 0)
         assert applied + failed + skipped == bank.desk.bulk.get(number).selected
+    bank.check_sound()
+
+
+def test_nothing_of_a_lane_runs_while_it_is_closed_chunk_by_chunk(bank: Any) -> None:
+    bank.deposit("a", 1, "poison")
+    for _ in range(CHUNK_MAX + 50):
+        bank.deposit("a", 1)
+    bank.run()
+    desk = bank.desk
+    lane = with_followers(bank.app.runtime.store, dead(bank))
+    assert len(lane) == CHUNK_MAX + 51
+    number = desk.bulk.begin("discard", lane, "stale")
+
+    def with_a_worker(rows: Sequence[LetterRow], ticket: Ticket) -> Receipt:
+        receipt = desk.letters.discard(rows, "stale", within=ticket)
+        bank.run()  # a worker looks between two chunks
+        return receipt
+
+    desk.bulk.ask(number, with_a_worker)
+    assert counts(desk.bulk.get(number)) == (CHUNK_MAX + 51, 0, 0, 0, 0)
+    assert bank.balances() == {}
+    bank.check_sound()
+
+
+def test_a_replay_that_is_taken_back_while_it_runs_leaves_no_effect(bank: Any) -> None:
+    bank.deposit("a", 1, "poison")
+    bank.run()
+    bank.bad.clear()
+    number = begin(bank, subscription="remind")
+    ask(bank, number)
+    check, cancelled = bank.check, []
+
+    def cancel(event: Any) -> None:
+        if not cancelled:
+            cancelled.append(bank.desk.bulk.cancel(number))
+        check(event)
+
+    bank.check = cancel
+    bank.run()
+    assert counts(bank.desk.bulk.get(number)) == (0, 0, 1, 0, 0)
+    assert bank.harness.emitted(bank.letters_sent) == []
+    assert bank.harness.query("SELECT count(*) FROM redrive_state") == [(0,)]
+    assert [letter.state for letter in dead(bank, "remind")] == ["dead"]
+    again = begin(bank, subscription="remind")
+    ask(bank, again)
+    bank.run()
+    assert counts(bank.desk.bulk.get(again)) == (1, 0, 0, 0, 0)
+    assert [data["of"] for kind, data in bank.harness.emitted(bank.letters_sent) if kind == "reminded"] == [1]
     bank.check_sound()

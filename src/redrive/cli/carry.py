@@ -13,7 +13,7 @@ from redrive.cli.letter import letter_json
 from redrive.cli.program import OutFile, app_option, confirm, json_option, opened, reads, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
 from redrive.cli.render import plural
-from redrive.cli.select import filters
+from redrive.cli.select import chooses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@filters
-@click.option("--all", "everything", is_flag=True, help="Every dead letter; so it is without any filter.")
+@chooses
 @click.option("--out", type=OutFile(), default="-", metavar="FILE",
               help="Where to; stdout by default.")  # fmt: skip
 @reads

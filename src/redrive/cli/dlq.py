@@ -10,7 +10,7 @@ from redrive.cli.lazy import Commands
 from redrive.cli.letter import describe, letter_json, show_letter, summary
 from redrive.cli.program import opened, reads
 from redrive.cli.render import ago, emit_json, fit, moment, plain, plural, say, table
-from redrive.cli.select import filters
+from redrive.cli.select import chooses
 
 if TYPE_CHECKING:
     from redrive.replay.causes import Cause
@@ -67,7 +67,7 @@ def dlq(
 
 
 @click.command("list")
-@filters
+@chooses
 @click.option("--parked", is_flag=True, help="What waits behind dead letters, instead of these.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="Letters per page.")
 @click.option("--after", default=0, type=click.IntRange(0), metavar="ID", help="The page after this letter.")

@@ -67,8 +67,16 @@ def filters(command: F, because: tuple[str, ...] = ("--reason", "--because")) ->
     return decorated  # type: ignore[no-any-return]
 
 
+def chooses(command: F) -> F:
+    """The filters, and beside them `ID…` and `--all`: for commands that only look."""
+    return _with_ids(filters(command))
+
+
 def selects(command: F) -> F:
-    """The filters, and beside them `ID…` and `--all`: for commands that do something and say why."""
-    decorated: Any = filters(command, ("--because",))
-    decorated = click.option("--all", "everything", is_flag=True, help="Every dead letter.")(decorated)
+    """The same for commands that do something and say why."""
+    return _with_ids(filters(command, ("--because",)))
+
+
+def _with_ids(command: F) -> F:
+    decorated: Any = click.option("--all", "everything", is_flag=True, help="Every dead letter.")(command)
     return click.argument("ids", metavar="[ID]...", nargs=-1)(decorated)  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from redrive.event import NAME_CHARS_MAX
 from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.letters import State
 from redrive.replay.deed import find
+from redrive.replay.shelf import is_head
 from redrive.store.port import LetterRow, Store, StoreTx
 
 PAGE = 1000
@@ -112,14 +113,6 @@ def with_followers(store: Store, letters: Sequence[LetterRow]) -> list[LetterRow
                     break
                 above = page[-1].position
     return sorted(found.values(), key=lambda letter: letter.id)
-
-
-def is_head(tx: StoreTx, letter: LetterRow) -> bool:
-    """Does it hold its lane back, rather than wait in it?"""
-    if letter.lane is None:
-        return True
-    head = tx.letters.head(letter.subscription_id, letter.lane)
-    return head is not None and head.letter == letter.id
 
 
 def _named(tx: StoreTx, text: str) -> LetterRow:

@@ -106,7 +106,7 @@ class LetterShelf:
             while len(found) < limit:
                 page = tx.letters.page("dead", chosen, after, limit)
                 for letter in page:
-                    if len(found) < limit and _is_head(tx, letter):
+                    if len(found) < limit and is_head(tx, letter):
                         found.append((letter, tx.letters.waiting(letter)))
                 if len(page) < limit:
                     break
@@ -160,7 +160,8 @@ class LetterShelf:
             return Stats(tuple(Count(*row) for row in tx.sql.all("letter_counts")))
 
 
-def _is_head(tx: StoreTx, letter: LetterRow) -> bool:
+def is_head(tx: StoreTx, letter: LetterRow) -> bool:
+    """Does it hold its lane back, rather than wait in it?"""
     if letter.lane is None:
         return True
     head = tx.letters.head(letter.subscription_id, letter.lane)

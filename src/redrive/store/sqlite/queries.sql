@@ -770,7 +770,7 @@ FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = :state AND l.id > :after
   AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
   AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
-  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || '~'))
+  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || char(1114111)))
   AND (:error IS NULL OR instr(lower(l.error_type || ': ' || l.error_message), lower(:error)))
   AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
   AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
@@ -785,7 +785,7 @@ FROM redrive_letters l INDEXED BY redrive_letters_cause JOIN redrive_subscriptio
 WHERE l.state = 'dead' AND l.fingerprint = :cause AND l.subscription = :of AND l.id > :after
   AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
   AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
-  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || '~'))
+  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || char(1114111)))
   AND (:error IS NULL OR instr(lower(l.error_type || ': ' || l.error_message), lower(:error)))
   AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
   AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
@@ -799,7 +799,7 @@ FROM redrive_letters l INDEXED BY redrive_letters_key JOIN redrive_subscriptions
 WHERE l.state = 'dead' AND l.key = :key AND l.id > :after
   AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
   AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
-  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || '~'))
+  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || char(1114111)))
   AND (:error IS NULL OR instr(lower(l.error_type || ': ' || l.error_message), lower(:error)))
   AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
   AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
@@ -807,7 +807,7 @@ ORDER BY l.id LIMIT :limit
 
 -- name: select_by_event
 -- Letters whose event id begins like this.
-SELECT id FROM redrive_letters WHERE event_id >= :start AND event_id < :start || '~' AND state <> 'superseded'
+SELECT id FROM redrive_letters WHERE event_id >= :start AND event_id < :start || char(1114111) AND state <> 'superseded'
 ORDER BY id LIMIT :limit
 
 -- name: causes
@@ -905,7 +905,7 @@ INSERT INTO redrive_notes (fingerprint, at, who, text, resolved) VALUES (:finger
 SELECT at, who, text, resolved FROM redrive_notes WHERE fingerprint = :fingerprint ORDER BY id
 
 -- name: fingerprint_like
-SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :start AND fingerprint < :start || '~'
+SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :start AND fingerprint < :start || char(1114111)
 
 -- ---------------------------------------------------------------- doctor
 
