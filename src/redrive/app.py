@@ -19,6 +19,7 @@ from redrive.errors import UsageError
 from redrive.event import NewEvent, check_type
 from redrive.observe.signals import Listener
 from redrive.policy.decide import Policy
+from redrive.policy.partitions import PARTITIONS_MAX
 from redrive.policy.retry import Conflicts, Retry, tuned
 from redrive.policy.rules import Rules
 from redrive.runtime import Runtime
@@ -93,6 +94,7 @@ class App:
         conflicts: Conflicts | None = None,
         letters: Rules | None = None,
         on_error: Callable[..., Any] | None = None,
+        partitions: int = 1,
     ) -> Callable[[F], F]:
         """A function `(event, tx)` that touches only the database: it runs inside the transaction, in batches."""
 
@@ -107,7 +109,7 @@ class App:
                 Subscription(
                     name or _name(function), "projection", function, _source(source), self._types(types), order, key_by,
                     start, _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
-                    arguments=arguments,
+                    arguments=arguments, partitions=_partitions(partitions, order, key_by, function),
                 )
             )  # fmt: skip
             return function
@@ -129,6 +131,7 @@ class App:
         timeout: str | float | None = None,
         on_error: Callable[..., Any] | None = None,
         rehearsable: bool = False,
+        partitions: int = 1,
     ) -> Callable[[F], F]:
         """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
 
@@ -143,7 +146,7 @@ class App:
                     name or _name(function), "handler", function, _source(source), self._types(types), order, key_by,
                     start, _policy(retry, conflicts, letters), concurrency=concurrency,
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
-                    rehearsable=rehearsable,
+                    rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                 )
             )  # fmt: skip
             return function
@@ -290,6 +293,19 @@ def _source(source: Any) -> str:
     if not isinstance(source, Log):
         raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
     return source.name
+
+
+def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[..., Any]) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARTITIONS_MAX:
+        raise UsageError(f"{_name(function)}: partitions={count!r}; give a number from 1 to {PARTITIONS_MAX:,}")
+    if order == "total" and count > 1:
+        raise UsageError(f'{_name(function)}: partitions={count} with order="total"; total order runs one at a time')
+    if key_by is not None and count > 1:  # code may change, or fail once: nobody might own what somebody passed over
+        raise UsageError(
+            f"{_name(function)}: partitions={count} with key_by; partitions are cut by the key that an event was "
+            "appended with. Let a handler emit the events into another log, with that key, and subscribe to it"
+        )
+    return count
 
 
 def _policy(retry: RetryGiven, conflicts: Conflicts | None, letters: Rules | None) -> Policy:

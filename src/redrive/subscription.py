@@ -31,6 +31,7 @@ class Subscription:
     start: str | None = None
     policy: Policy = field(default_factory=Policy)
     concurrency: int = 1
+    partitions: int = 1
     timeout: float | None = None
     batch: bool = False
     tables: Mapping[str, str | None] = field(default_factory=dict)

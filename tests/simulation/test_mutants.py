@@ -20,6 +20,7 @@ import redrive.policy.decide
 import redrive.policy.lanes
 import redrive.runner.call
 import redrive.runner.controls
+import redrive.runner.enroll
 import redrive.runner.handle
 import redrive.runner.leases
 import redrive.runner.settle
@@ -39,8 +40,8 @@ from redrive.runner.leases import lease_of
 from redrive.runner.settle import Settling
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
-from redrive.store.port import Subscribed
-from redrive.store.progress import Progress
+from redrive.store.port import StoreTx, Subscribed
+from redrive.store.progress import Progress, member_of
 from redrive.store.sqlite.store import SqliteStore, queries
 from redrive.subscription import Subscription
 from redrive.testing.sim.options import Faults
@@ -57,6 +58,7 @@ STATES: dict[str, Any] = {
 }  # fmt: skip
 STUBBORN: dict[str, Any] = {"kind": "projection", "poison": 0.0, "flaky": 0.0, "odd": 1.0, "faults": SICK_DISK}
 REBUILDS: dict[str, Any] = {"kind": "projection", "emit": True, "operate_every": 0.1}
+PARTITIONED: dict[str, Any] = {"partitions": 2, "repartition": 3, "key_by": "", "order": "key", "keys": 3}
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -140,14 +142,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @mutant("what is settled out of order leaves no done row", "2", kind="async", concurrency=3)
 def _(patch: pytest.MonkeyPatch) -> None:
     plan = Window.plan
-    patch.setattr(Window, "plan", lambda self, settled: plan(self, settled)._replace(add=[]))
+    patch.setattr(Window, "plan", lambda self, *args: plan(self, *args)._replace(add=[]))
 
 
 @mutant("progress passes what is not settled", "2", kind="async", concurrency=3)
 def _(patch: pytest.MonkeyPatch) -> None:
     plan = Window.plan
 
-    def hasty(self: Window, settled: Any) -> Plan:
+    def hasty(self: Window, settled: Any, *others: int) -> Plan:
         found = plan(self, settled)
         return found if not found.add else found._replace(prefix=found.add[-1], add=[], passed=len(self))
 
@@ -162,11 +164,14 @@ def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "lock_subscription", "parked_version + 1", "parked_version + 0")
 
 
-@mutant("a take-over loads before it bumps the epoch", "8", kind="async", concurrency=3, faults=TAKE_OVERS)
+@mutant(
+    "a take-over loads before it bumps the epoch", "8", kind="async", concurrency=3, faults=TAKE_OVERS, partitions=1
+)
 def _(patch: pytest.MonkeyPatch) -> None:
     def take(
-        engine: Engine, subscription: Subscription, row: Subscribed, watched: Lease | None, watched_for: float
-    ) -> Duty | Lease:
+        engine: Engine, subscription: Subscription, row: Subscribed, watched: Lease | None, watched_for: float,
+        *, partition: int,
+    ) -> Duty | Lease:  # fmt: skip
         with engine.store.transaction() as tx:
             seen = lease_of(tx.progress.get(row.id))
             if not redrive.runner.leases._allowed(engine, seen, watched_for if seen == watched else 0.0):
@@ -179,7 +184,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
             if not redrive.runner.leases._allowed(engine, former, watched_for if former == watched else 0.0):
                 return former
             values = {
-                "subscription": row.id, "epoch": former.epoch, "owner": engine.env.owner, "now": now,
+                "member": row.id, "epoch": former.epoch, "owner": engine.env.owner, "now": now,
                 "until": now + engine.settings.lease, "boot": engine.env.boot,
             }  # fmt: skip
             taken = tx.sql.one("lease_take", values)
@@ -432,11 +437,57 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     take = redrive.runner.leases.take
 
-    def forgetful(engine: Engine, subscription: Subscription, row: Subscribed, watched: Any, since: float) -> Any:
+    def forgetful(
+        engine: Engine, subscription: Subscription, row: Subscribed, watched: Any, since: float, *, partition: int
+    ) -> Any:
         with engine.store.reading() as tx:
-            return take(engine, subscription, row, lease_of(tx.progress.get(row.id)), since)
+            seen = lease_of(tx.progress.member(member_of(row.id, partition)))
+        return take(engine, subscription, row, seen, since, partition=partition)
 
     patch.setattr(redrive.runner.leases, "take", forgetful)
+
+
+# ---------------------------------------------------------------- 14: partitions
+
+
+@mutant("every owner takes the events of all partitions", "14", **PARTITIONED)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Duty, "has", lambda self, row: True)
+
+
+@mutant("a partition drops its marks before the others have passed them", "14", **PARTITIONED)
+def _(patch: pytest.MonkeyPatch) -> None:
+    plan, pass_to = Window.plan, Window.pass_to
+    patch.setattr(Window, "plan", lambda self, settled, *_: plan(self, settled))
+    patch.setattr(Window, "pass_to", lambda self, upto, *_: pass_to(self, upto))
+
+
+@mutant("a repartition starts from the slowest and forgets what the others settled", "14", **PARTITIONED)
+def _(patch: pytest.MonkeyPatch) -> None:
+    repartition = redrive.runner.enroll.repartition
+
+    def forgetful(tx: StoreTx, row: Subscribed, partitions: int) -> None:
+        repartition(tx, row, partitions)
+        tx.progress.done.clear(row.id)
+
+    patch.setattr(redrive.runner.enroll, "repartition", forgetful)
+
+
+@mutant("a repartition starts from the fastest", "14", **PARTITIONED)
+def _(patch: pytest.MonkeyPatch) -> None:
+    repartition = redrive.runner.enroll.repartition
+
+    def hasty(tx: StoreTx, row: Subscribed, partitions: int) -> None:
+        fastest = max(member.position for member in tx.progress.members(row.id))
+        repartition(tx, row, partitions)
+        tx.connection.execute("UPDATE redrive_progress SET position = ? WHERE subscription = ?", (fastest, row.id))
+
+    patch.setattr(redrive.runner.enroll, "repartition", hasty)
+
+
+@mutant("a repartition starts the epochs again", "9, 14", **PARTITIONED)
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "member_begin", "epoch = :epoch", "epoch = :epoch - :epoch")
 
 
 @mutant("a discard that is reopened after a rebuild stays silent", "19", **REBUILDS)

@@ -200,7 +200,7 @@ def test_a_corruption_is_seen(name: str) -> None:
 @pytest.mark.parametrize("name", ["an effect is lost", "an effect is doubled", "a counter is wrong"])
 def test_a_corruption_is_seen_even_if_the_owner_did_it(name: str) -> None:
     def owner(workload: Workload) -> Process:
-        held = workload.checker.seen.owner
+        held = workload.checker.seen.members[0].owner
         return next(process for process in workload.world.workers.values() if process.owner == held)
 
     assert not corrupted(CORRUPTIONS[name][0], owner).startswith("fence")

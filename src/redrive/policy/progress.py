@@ -2,14 +2,20 @@
 
 Plan first, commit after: `plan` says what a transaction must write, `commit` changes the window
 once that transaction is known to be committed. Positions may have gaps (other logs, compaction).
+
+Where a subscription has several partitions, each has a window of its own. What all of them have settled is everything
+up to the lowest prefix, the floor, and above it what is marked; so a partition keeps its marks until the floor passes
+them. With one partition the floor is the prefix.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+NO_FLOOR = 2**62  # nobody else is behind
 OPEN, SKIPPED, STORED = 0, 1, 2  # taken in · not asked for by the filter · settled, with a done row
 
 
@@ -17,28 +23,35 @@ class Plan(NamedTuple):
     """What settling some positions means for the store."""
 
     prefix: int
-    add: list[int]  # done rows to write, all above the prefix
-    pruned: int  # done rows that the prefix passes: the store must find exactly so many
+    add: list[int]  # marks to write, all above the floor
+    pruned: int  # marks that the floor passes: the store must find exactly so many
     passed: int  # entries of the window that the prefix passes
+    floor: int
 
 
 class Window:
     """Positions taken in and not yet below the prefix, in order."""
 
-    __slots__ = ("_done", "_order", "_state", "cursor", "position")
+    __slots__ = ("_behind", "_done", "_elsewhere", "_order", "_state", "cursor", "position")
 
-    def __init__(self, position: int, done: Iterable[int] = ()) -> None:
+    def __init__(self, position: int, done: Iterable[int] = (), elsewhere: Iterable[int] = ()) -> None:
+        """`done`: our marks in the store. `elsewhere`: those of other partitions, some of which may have been ours."""
         self.position = position  # the prefix, as stored
         self.cursor = position  # everything up to here has been read
         self._order: deque[int] = deque()
         self._state: dict[int, int] = {}
-        self._done = set(done)
+        self._done = {one for one in done if one > position}
+        self._behind = sorted(one for one in done if one <= position)  # our marks between the floor and the prefix
+        self._elsewhere = {one for one in elsewhere if one > position}
 
     def __len__(self) -> int:
         return len(self._order)
 
     def take(self, position: int) -> bool:
         """Read this position; False if it is settled already (a done row from before)."""
+        if position in self._elsewhere:
+            self.skip(position)
+            return False
         self.cursor = position
         self._order.append(position)
         settled = position in self._done
@@ -76,41 +89,60 @@ class Window:
         """Is this position taken in and not settled?"""
         return self._state.get(position) == OPEN
 
-    def plan(self, settled: Collection[int]) -> Plan:
-        """What to write so that these positions are settled."""
+    def plan(self, settled: Collection[int], others: int = NO_FLOOR) -> Plan:
+        """What to write so that these positions are settled, while the slowest of the others is at `others`."""
         prefix, pruned, passed = self.position, 0, 0
         state = self._state
         for position in self._order:
             kind = state[position]
             if kind == OPEN and position not in settled:
                 break
-            pruned += kind == STORED
+            pruned += kind == STORED and position <= others
             passed += 1
             prefix = position
-        return Plan(prefix, sorted(position for position in settled if position > prefix), pruned, passed)
+        floor = min(prefix, others)
+        add = sorted(position for position in settled if position > floor)
+        return Plan(prefix, add, pruned + self._behind_to(floor), passed, floor)
 
-    def pass_to(self, prefix: int) -> Plan:
-        """What to write when everything up to `prefix` is settled in order: projections, which have no window."""
-        return Plan(prefix, [], sum(1 for position in self._done if position <= prefix) if self._done else 0, 0)
+    def pass_to(self, prefix: int, settled: Iterable[int] = (), others: int = NO_FLOOR) -> Plan:
+        """What to write when everything up to `prefix` is settled in order: projections, which have no window.
+
+        `settled` is all that was not so before; who is alone need not say.
+        """
+        floor = min(prefix, others)
+        pruned = sum(1 for position in self._done if position <= floor) if self._done else 0
+        add = [] if floor == prefix else [position for position in settled if position > floor]
+        return Plan(prefix, add, pruned + self._behind_to(floor), 0, floor)
+
+    def _behind_to(self, floor: int) -> int:
+        return bisect_right(self._behind, floor) if self._behind else 0
 
     def has_done(self) -> bool:
         """Is anything above the prefix settled?"""
-        return bool(self._done)
+        return bool(self._done or self._elsewhere)
 
     def is_done(self, position: int) -> bool:
         """Was this position settled before its turn?"""
-        return position in self._done
+        return position in self._done or position in self._elsewhere
 
     def commit(self, plan: Plan) -> None:
         """The plan is in the store now."""
-        for _ in range(plan.passed):
-            del self._state[self._order.popleft()]
-        self.position = plan.prefix
-        self.cursor = max(self.cursor, plan.prefix)
+        prefix, floor = plan.prefix, plan.floor
+        passed = [self._order.popleft() for _ in range(plan.passed)]
+        stored = [position for position in passed if self._state.pop(position) == STORED] if passed else []
+        if floor != prefix or self._behind:
+            del self._behind[: self._behind_to(floor)]
+            marks = {*stored, *plan.add, *self._done}
+            self._behind += sorted(position for position in marks if floor < position <= prefix)
+        self.position = prefix
+        self.cursor = max(self.cursor, prefix)
         if self._done:
-            self._done = {position for position in self._done if position > plan.prefix}
+            self._done = {position for position in self._done if position > prefix}
+        if self._elsewhere:
+            self._elsewhere = {position for position in self._elsewhere if position > prefix}
         for position in plan.add:
-            self._state[position] = STORED
+            if position > prefix:
+                self._state[position] = STORED
 
     def unsettled(self) -> int:
         """How many positions are taken in and not settled."""

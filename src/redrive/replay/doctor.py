@@ -179,7 +179,9 @@ def _letters(
                 "late letters", WARNING, f"{row.name}: {_many(late, seen)} due for more than {show_duration(LATE_MAX)}",
                 "look at its worker: is it overloaded, or does a call hang?", row.name,
             )  # fmt: skip
-        for position, charges in tx.sql.all("inflight_all", {"subscription": row.id}):
+        inflight = [one for member in tx.progress.members(row.id)
+                    for one in tx.sql.all("inflight_all", {"member": member.member})]  # fmt: skip
+        for position, charges in inflight:
             if charges:
                 yield Finding(
                     "crashes", WARNING, f"{row.name}: the event at position {position} was alone in flight when its "

@@ -178,7 +178,8 @@ class _Case:
         log, position = self.tx.logs.id_of(self.row.source), self.event.position
         values = {"log": log, "above": self.progress.position, "below": position, "limit": AHEAD_MAX}
         ahead = int(self.tx.sql.value("events_between", values))
-        ahead = max(0, ahead - self.tx.progress.done.below(self.row.id, position))
+        done = self.tx.progress.done.of(self.row.id, self.progress.position)
+        ahead = max(0, ahead - sum(1 for one in done if one < position))
         before = "it is the next" if not ahead else f"{ahead:,} to go before it"
         why = f"not processed yet: progress is at {self.progress.position}, {before}"
         return self._fate("pending", why + self._idle(), ahead=ahead)

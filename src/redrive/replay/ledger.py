@@ -67,7 +67,7 @@ def verify(store: Store, plain: Collection[str] = ()) -> list[Verdict]:
 
 
 def _account(tx: StoreTx, row: Subscribed, plain: bool) -> Verdict:
-    if tx.sql.one("progress_get", {"subscription": row.id}) is None:
+    if not tx.progress.members(row.id):
         return Verdict(row.name, violations=(Violation("no_progress", "its progress row is missing"),))
     filters = tx.progress.filters(row.id)
     if not filters:

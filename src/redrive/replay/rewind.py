@@ -44,11 +44,17 @@ def take_back(tx: StoreTx, row: Subscribed, to: int, asked: Asked, now: float, *
     tx.progress.done.add(row.id, [position for (position,) in discarded])
     for skipped in ranges(tx, row.id):
         _keep_skipped(tx, row.id, log, skipped, asked, to)
-    tx.keyed.excuse(row.id)  # whoever runs something now is fenced, not crashed
+    excuse_all(tx, row.id)
     anchor = tx.logs.anchor(log, to) if to else None
     values = {"subscription": row.id, "position": to, "anchor": anchor, "quiet_until": quiet_until}
     tx.sql.run("progress_reset", values)
     return superseded
+
+
+def excuse_all(tx: StoreTx, subscription: int) -> None:
+    """Whoever runs something now is fenced, not crashed."""
+    for row in tx.progress.members(subscription):
+        tx.keyed.excuse(row.member)
 
 
 def _keep_skipped(tx: StoreTx, subscription: int, log: int, skipped: Range, asked: Asked, to: int) -> None:

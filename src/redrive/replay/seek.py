@@ -11,7 +11,7 @@ from datetime import datetime
 
 from redrive.errors import UsageError
 from redrive.replay.deed import Operator
-from redrive.replay.rewind import ranges, take_back
+from redrive.replay.rewind import excuse_all, ranges, take_back
 from redrive.store.filters import Asked
 from redrive.store.port import StoreTx, Subscribed
 
@@ -88,7 +88,7 @@ def _back(tx: StoreTx, row: Subscribed, target: int, now: float) -> int:
 def _forward(tx: StoreTx, row: Subscribed, planned: Sought, operator: Operator, reason: str) -> int:
     target = planned.position
     log, asked = tx.logs.id_of(row.source), Asked(tx.progress.filters(row.id))
-    settled = [position for position in tx.progress.done.all(row.id) if position <= target]
+    settled = [position for position in tx.progress.done.of(row.id, planned.was) if position <= target]
     total = 0
     for above, upto in zip([planned.was, *settled], [*(p - 1 for p in settled), target], strict=True):
         discarded = asked.count(tx, log, above, upto)
@@ -99,8 +99,8 @@ def _forward(tx: StoreTx, row: Subscribed, planned: Sought, operator: Operator, 
         audit = operator.audit(tx, "skip", row.name, f"positions {above + 1} to {upto}", reason, details)
         values = {"from_position": above, "to_position": upto, "discarded": discarded, "audit": audit}
         tx.sql.run("range_add", {"subscription": row.id, **values})
-    tx.progress.done.prune(row.id, target)
-    tx.keyed.excuse(row.id)
+    tx.progress.done.prune_all(row.id, target)
+    excuse_all(tx, row.id)
     anchor = tx.logs.anchor(log, target)
     tx.sql.run("progress_skip", {"subscription": row.id, "position": target, "anchor": anchor})
     return total

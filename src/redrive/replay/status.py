@@ -62,7 +62,7 @@ def is_owned(progress: ProgressRow, env: Env) -> bool:
 def _of(tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env) -> SubscriptionStatus:
     now, log = env.clock.now(), tx.logs.id_of(row.source)
     lag = tx.logs.lag(log, progress.position) if log else 0
-    lag -= int(tx.sql.value("done_count", {"subscription": row.id}))
+    lag -= len(tx.progress.done.of(row.id, progress.position))
     oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
     letters = tx.letters.counts(row.id)
     owned = is_owned(progress, env)

@@ -38,13 +38,14 @@ def perform(duty: Duty, busy: Busy) -> None:
     """Answer what was asked, except where the lane is busy: that waits. Runs where writing happens."""
     with duty.engine.store.reading() as tx:
         asked = [(control, tx.letters.get(control.letter)) for control in map(Control._make, tx.books.asked(duty.id))]
-    ready = [control for control, letter in asked if letter is None or _is_idle(duty, letter, busy)]
+    mine = [(control, letter) for control, letter in asked if duty.is_asked(letter)]
+    ready = [control for control, letter in mine if letter is None or _is_idle(duty, letter, busy)]
     for control in ready:
         _answer(duty, control)
     if not ready:
         return
     with duty.engine.store.reading() as tx:
-        row = tx.progress.get(duty.id)
+        row = tx.progress.member(duty.member)
         if row.epoch != duty.epoch:
             raise Fenced(f"{duty.subscription.name}: epoch {duty.epoch} is over, {row.epoch} rules")
         duty.load_lanes(tx, row.parked_version)
@@ -58,7 +59,7 @@ def _is_idle(duty: Duty, letter: LetterRow, busy: Busy) -> bool:
 def _answer(duty: Duty, control: Control) -> None:
     engine, name, target = duty.engine, duty.subscription.name, f"letter {control.letter}"
     with engine.store.transaction() as tx:
-        tx.progress.fence(duty.id, duty.epoch, duty.window.position)
+        tx.progress.fence(duty.member, duty.epoch, duty.window.position)
         now, letter = engine.env.clock.now(), tx.letters.get(control.letter)
         why = "there is no such letter" if letter is None else _reopen(tx, duty, control, letter, now)
         tx.books.answered(control.id)

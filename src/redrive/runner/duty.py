@@ -21,12 +21,14 @@ from redrive.observe.signals import Signals
 from redrive.policy.lanes import Head, Lanes, rebased
 from redrive.policy.lease import Lease, is_crash
 from redrive.policy.outcome import Crashed, Outcome
+from redrive.policy.partitions import place
 from redrive.policy.progress import Window
 from redrive.runner.call import find_key
 from redrive.settings import Settings
 from redrive.store.identity import identity
 from redrive.store.letters import WAS_OPEN
-from redrive.store.port import StoreTx, Subscribed
+from redrive.store.port import LetterRow, StoreTx, Subscribed
+from redrive.store.progress import member_of
 from redrive.store.sql import Row
 from redrive.subscription import Subscription
 from redrive.types import EventTypes
@@ -71,11 +73,14 @@ class Work(msgspec.Struct, eq=False):
 
 
 class Duty:
-    """One subscription, owned."""
+    """One partition of a subscription, owned; most have just one."""
 
-    def __init__(self, engine: Engine, subscription: Subscription, row: Subscribed, epoch: int) -> None:
+    def __init__(
+        self, engine: Engine, subscription: Subscription, row: Subscribed, epoch: int, partition: int = 0
+    ) -> None:
         self.engine, self.subscription, self.id, self.epoch = engine, subscription, row.id, epoch
-        self.row = row
+        self.row, self.partition, self.partitions = row, partition, subscription.partitions
+        self.member = member_of(row.id, partition)
         self.emitter = Emitter(subscription.name, engine.types, engine.env)
         self.window = Window(0)
         self.lanes = Lanes()
@@ -101,13 +106,14 @@ class Duty:
     def load(self, tx: StoreTx, former: Lease) -> None:
         """Everything at once, in the transaction that made us the owner."""
         env = self.engine.env
-        row = tx.progress.get(self.id)
+        row = tx.progress.member(self.member)
         self.log_id = tx.logs.id_of(self.subscription.source)
         self.emitter = Emitter(identity(tx, self.row), self.engine.types, env)
         self._check_anchor(tx, row.position, row.anchor)
         self._check_declared(tx)
-        done = tx.progress.done.all(self.id)
-        self.window = Window(row.position, done)
+        done = tx.progress.done.all(self.member)
+        elsewhere = set(tx.progress.done.of(self.id, row.position)) - set(done) if self.partitions > 1 else ()
+        self.window = Window(row.position, done, elsewhere)
         self.paused, self.quiet_until = bool(row.paused), row.quiet_until
         self.load_lanes(tx, row.parked_version)
         self.edits = {
@@ -117,24 +123,49 @@ class Duty:
             marked = {"subscription": self.id, "was_open": WAS_OPEN}
             self.unheard = {position for (position,) in tx.sql.all("letters_unheard", marked)}
         if former.owner == env.owner:  # our own loop ended by an error of the store: nobody died
-            tx.keyed.excuse(self.id)
-        self.charges = tx.keyed.charge(self.id, env.boot)
+            tx.keyed.excuse(self.member)
+        self.charges = tx.keyed.charge(self.member, env.boot)
         crashed = is_crash(former, env.boot) and former.owner != env.owner
         if crashed or self.charges:
-            # In flight was at most one window of events above the highest that was settled.
-            settings, projects = self.engine.settings, self.subscription.kind == "projection"
-            limit = settings.batch_max if projects else settings.window_max
-            rows = tx.logs.after(self.log_id, max([row.position, *done]), limit)
-            self.horizon = rows[-1][0] if rows else max(done, default=0)
+            self.horizon = self._find_horizon(tx, max([row.position, *done]))
             now = env.clock.now()
-            self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id)
+            self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id, self.is_mine)
                              if head.state == "retrying" and head.due_at <= now}  # fmt: skip
+
+    def _find_horizon(self, tx: StoreTx, settled: int) -> int:
+        """In flight was at most one window of our events above the highest that was settled."""
+        settings, projects = self.engine.settings, self.subscription.kind == "projection"
+        limit = left = settings.batch_max if projects else settings.window_max
+        horizon = settled
+        while left > 0:
+            rows = tx.logs.after(self.log_id, horizon, limit)
+            mine = [row[0] for row in rows if self.has(row)][:left]
+            left -= limit if projects else len(mine)
+            if len(rows) < limit or left <= 0:
+                return int(mine[-1] if mine else horizon if rows or settled else 0)
+            horizon = rows[-1][0]
+        return int(horizon)
+
+    def is_mine(self, route: str) -> bool:
+        """Does what has this key, or this id if it has no key, belong to our partition?"""
+        return self.partitions == 1 or place(route, self.partitions) == self.partition
+
+    def has(self, row: Row) -> bool:
+        """The same for an event of the log."""
+        return self.is_mine(row[1] if row[3] is None else row[3])
+
+    def is_asked(self, letter: LetterRow | None) -> bool:
+        """Is it ours to answer what an operator asks about this letter? About one that is gone, the first answers."""
+        if letter is None:
+            return self.partition == 0
+        return self.is_mine(letter.event_id if letter.key is None else letter.key)
 
     def load_lanes(self, tx: StoreTx, parked_version: int) -> None:
         """Read the open letters again: somebody else changed them."""
-        self.lanes = Lanes(tx.letters.heads(self.id), now=self.engine.env.clock.now(), delay_max=DELAY_MAX)
+        heads = tx.letters.heads(self.id, self.is_mine)
+        self.lanes = Lanes(heads, now=self.engine.env.clock.now(), delay_max=DELAY_MAX)
         self.parked_version = parked_version
-        self.controls = bool(tx.books.asked(self.id))
+        self.controls = any(self.is_asked(tx.letters.get(letter)) for _, _, letter, *_ in tx.books.asked(self.id))
 
     def head(self, tx: StoreTx, lane: str, now: float) -> Head | None:
         """The head of a lane, as the store has it in this transaction."""
@@ -143,7 +174,7 @@ class Duty:
 
     def refresh(self, tx: StoreTx) -> None:
         """Look whether we still own it, and whether an operator was here. A hint: settling checks again."""
-        row = tx.progress.get(self.id)
+        row = tx.progress.member(self.member)
         if row.epoch != self.epoch:
             raise Fenced(f"{self.subscription.name}: epoch {self.epoch} is over, {row.epoch} rules")
         self.paused = bool(row.paused)
@@ -180,8 +211,8 @@ class Duty:
             return
         # Not durable: what only a power cut can take away is not charged after one, either.
         with self.engine.store.transaction(durable=False) as tx:
-            tx.progress.fence(self.id, self.epoch, self.window.position)
-            tx.keyed.run_alone(self.id, work.position, self.engine.env.boot)
+            tx.progress.fence(self.member, self.epoch, self.window.position)
+            tx.keyed.run_alone(self.member, work.position, self.engine.env.boot)
             hit("alone.before_commit")
 
     def load_state(self, key: str) -> tuple[int, bytes]:
@@ -217,10 +248,12 @@ class Duty:
         """Does the store still hold what we declared? A newer version of the program may have said otherwise."""
         types, order = sorted(tx.progress.filters(self.id)[-1][1]), self.subscription.order
         known = next(row for row in tx.progress.all() if row.id == self.id)
-        if types != sorted(self.subscription.types) or known.ordering != order:
+        count = len(tx.progress.members(self.id))
+        if types != sorted(self.subscription.types) or known.ordering != order or count != self.partitions:
             raise Halted(
                 f"{self.subscription.name}: another version of this program declares it with types "
-                f"{', '.join(types) or '(all)'} and order {known.ordering!r}; restart this one with that version"
+                f"{', '.join(types) or '(all)'}, order {known.ordering!r} and {count} partitions; "
+                "restart this one with that version"
             )
 
     def _check_anchor(self, tx: StoreTx, position: int, anchor: str | None) -> None:

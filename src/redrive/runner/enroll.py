@@ -19,6 +19,7 @@ from redrive.runner.duty import Engine
 from redrive.store.filters import Asked, change_filter
 from redrive.store.identity import choose_identity
 from redrive.store.port import StoreTx, Subscribed
+from redrive.store.progress import member_of
 from redrive.store.pruned import pruned_upto
 from redrive.subscription import Subscription
 
@@ -66,7 +67,8 @@ def _add(engine: Engine, tx: StoreTx, subscription: Subscription, orphans: list[
         )
     anchor = tx.logs.anchor(log, position) if position else None
     now = engine.env.clock.now()
-    row = tx.progress.add((name, subscription.kind, subscription.source, subscription.order), position, anchor, now)
+    declared = (name, subscription.kind, subscription.source, subscription.order)
+    row = tx.progress.add(declared, position, anchor, now, subscription.partitions)
     tx.progress.add_filter(row.id, position, subscription.types)
     choose_identity(tx, row)
     return row
@@ -108,6 +110,32 @@ def check_declared(tx: StoreTx, subscription: Subscription, row: Subscribed) -> 
         tx.sql.run("subscription_reorder", {"subscription": row.id, "ordering": subscription.order, "kind": row.kind})
         tx.sql.run("epoch_bump", {"subscription": row.id})  # whoever runs it with the former order is fenced
     _check_filter(tx, subscription, row)
+    if len(tx.progress.members(row.id)) != subscription.partitions:
+        repartition(tx, row, subscription.partitions)
+
+
+def repartition(tx: StoreTx, row: Subscribed, partitions: int) -> None:
+    """Another number of partitions, each starting where the slowest was; what others had settled above it stays so.
+
+    All marks go to the first one, and every owner reads all of them: nobody needs to know which partition an event
+    belonged to. Whoever runs the former partitions is fenced, not crashed.
+    """
+    was, done = tx.progress.get(row.id), tx.progress.done.of(row.id, tx.progress.get(row.id).position)
+    tx.progress.done.clear(row.id)
+    tx.sql.run("members_drop", {"subscription": row.id})
+    tx.sql.run("inflight_drop", {"subscription": row.id})
+    for partition in range(partitions):
+        first = partition == 0
+        where = {"member": member_of(row.id, partition), "subscription": row.id}
+        tx.sql.run("progress_add", {**where, "position": was.position, "anchor": was.anchor})
+        values = {
+            "member": where["member"], "epoch": was.epoch + 1, "parked_version": was.parked_version + 1,
+            "applied": was.applied if first else 0, "ignored": was.ignored if first else 0,
+            "started_from": was.started_from, "quiet_until": was.quiet_until, "paused": was.paused,
+            "settled_at": was.settled_at, "last_type": was.last_type, "last_time_us": was.last_time_us,
+        }  # fmt: skip
+        tx.sql.run("member_begin", values)
+    tx.progress.done.add(row.id, done)
 
 
 def _check_filter(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:

@@ -54,9 +54,9 @@ class Handling:
             self.desk.add_fresh(self._works(rows))
             return len(rows)
         plain, wants, lane_of = subscription.key_by is None, subscription.wants, subscription.lane_of
-        self.lane_full = ""
+        self.lane_full, alone = "", duty.partitions == 1
         for count, row in enumerate(rows):
-            if not wants(row[2]):
+            if not (wants(row[2]) and (alone or duty.has(row))):
                 window.skip(row[0])
                 continue
             event = duty.event(row)
@@ -80,7 +80,14 @@ class Handling:
     def _is_plain(self, rows: list[Row]) -> bool:
         """Nothing parked, nothing suspected, nothing filtered, keys as stored."""
         duty = self.duty
-        odd = duty.lanes or duty.horizon or duty.suspects or duty.subscription.key_by or duty.window.has_done()
+        odd = (
+            duty.partitions > 1
+            or duty.lanes
+            or duty.horizon
+            or duty.suspects
+            or duty.subscription.key_by
+            or duty.window.has_done()
+        )
         return not odd and all(map(duty.subscription.wants, {row[2] for row in rows}))
 
     def take_letters(self, due: list[tuple[str | None, Head, Row | None]]) -> None:

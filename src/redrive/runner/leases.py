@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from redrive.errors import Fenced
+from redrive.errors import Fenced, Halted
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.policy.lease import Lease, may_take
 from redrive.runner.duty import Duty, Engine
 from redrive.store.port import ProgressRow, Subscribed
+from redrive.store.progress import member_of
 from redrive.subscription import Subscription
 
 
@@ -17,31 +18,43 @@ def lease_of(row: ProgressRow) -> Lease:
 
 
 def take(
-    engine: Engine, subscription: Subscription, row: Subscribed, watched: Lease | None = None, watched_for: float = 0.0
+    engine: Engine,
+    subscription: Subscription,
+    row: Subscribed,
+    watched: Lease | None = None,
+    watched_for: float = 0.0,
+    *,
+    partition: int = 0,
 ) -> Duty | Lease:
     """Become the owner if the lease is free, lapsed or its owner dead; else the lease as it was seen.
 
     `watched` is the lease that was seen last, and how long ago it was first seen: that one may be known to
     stand still. Progress, done rows and letters are loaded in the transaction that bumps the epoch.
     """
-    env, length = engine.env, engine.settings.lease
+    env, length, member = engine.env, engine.settings.lease, member_of(row.id, partition)
     with engine.store.reading() as tx:
-        seen = lease_of(tx.progress.get(row.id))
+        members = {one.member: one for one in tx.progress.members(row.id)}
+    if member not in members:
+        raise Halted(
+            f"{subscription.name}: another version of this program declares it with {len(members)} partitions, not "
+            f"{subscription.partitions}; restart this one with that version"
+        )
+    seen = lease_of(members[member])
     if not _allowed(engine, seen, watched_for if seen == watched else 0.0):
         return seen
     with engine.store.transaction() as tx:
         now = env.clock.now()
-        former = lease_of(tx.progress.get(row.id))
+        former = lease_of(tx.progress.member(member))
         if not _allowed(engine, former, watched_for if former == watched else 0.0):
             return former
         values = {
-            "subscription": row.id, "epoch": former.epoch, "owner": env.owner, "until": now + length, "now": now,
+            "member": member, "epoch": former.epoch, "owner": env.owner, "until": now + length, "now": now,
             "boot": env.boot,
         }  # fmt: skip
         taken = tx.sql.one("lease_take", values)
         if taken is None:
             raise Fenced(f"{subscription.name}: somebody else took the lease")
-        duty = Duty(engine, subscription, row, taken[0])
+        duty = Duty(engine, subscription, row, taken[0], partition)
         duty.load(tx, former)
         hit("lease.before_commit")
     hit("lease.committed")
@@ -67,8 +80,10 @@ def renew(duty: Duty) -> None:
     engine = duty.engine
     now = engine.env.clock.now()
     with engine.store.transaction() as tx:
-        set_back = tx.progress.get(duty.id).lease_set_at > now  # the wall clock: due times must be looked at again
-        values = {"subscription": duty.id, "epoch": duty.epoch, "until": now + engine.settings.lease, "now": now}
+        set_back = (
+            tx.progress.member(duty.member).lease_set_at > now
+        )  # the wall clock: due times must be looked at again
+        values = {"member": duty.member, "epoch": duty.epoch, "until": now + engine.settings.lease, "now": now}
         row = tx.sql.one("lease_renew", values)
         if row is None:
             raise Fenced(f"{duty.subscription.name}: the lease was taken over")
@@ -83,8 +98,8 @@ def release(duty: Duty) -> None:
     """Hand over at once: the next owner need not wait, and nobody is suspected of a crash."""
     with duty.engine.store.transaction() as tx:
         hit("release.before_commit")
-        tx.keyed.excuse(duty.id)
-        released = tx.sql.run("lease_release", {"subscription": duty.id, "epoch": duty.epoch})
+        tx.keyed.excuse(duty.member)
+        released = tx.sql.run("lease_release", {"member": duty.member, "epoch": duty.epoch})
     if released:
         duty.engine.signals.tell([sig.LeaseReleased(duty.subscription.name, duty.epoch)])
 
@@ -92,12 +107,13 @@ def release(duty: Duty) -> None:
 def excuse(duty: Duty) -> None:
     """A stop was asked for: should we be killed before we finish, no event is charged for it."""
     with duty.engine.store.transaction() as tx:
-        tx.keyed.excuse(duty.id)
+        tx.keyed.excuse(duty.member)
 
 
-def halted(engine: Engine, row: Subscribed, reason: str | None) -> None:
+def halted(engine: Engine, row: Subscribed, partition: int, reason: str | None) -> None:
     """Write down why the subscription stands still, for everybody who asks the store."""
     with engine.store.transaction() as tx:
-        epoch, owner = (found := tx.progress.get(row.id)).epoch, found.owner
+        member = member_of(row.id, partition)
+        epoch, owner = (found := tx.progress.member(member)).epoch, found.owner
         if owner in (None, engine.env.owner):
-            tx.sql.run("halted_set", {"subscription": row.id, "epoch": epoch, "reason": reason})
+            tx.sql.run("halted_set", {"member": member, "epoch": epoch, "reason": reason})

@@ -141,7 +141,7 @@ class Projector:
             if batch.last == duty.window.position:
                 raise _Nothing
             self._escalate_if_swallowed()
-            settling.finish(duty.window.pass_to(batch.last))
+            settling.finish(batch.last, (row[0] for row in batch.rows[:ran]))
             hit("batch.before_commit")
         hit("batch.committed")
         self._after(settling, started)
@@ -159,6 +159,8 @@ class Projector:
         batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
         if not all(map(subscription.wants, {row[2] for row in rows})):
             batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
+        if duty.partitions > 1:
+            batch.rows = [row for row in batch.rows if duty.has(row)]
         if duty.window.has_done():
             batch.rows = [row for row in batch.rows if not duty.window.is_done(row[0])]
         return batch
@@ -402,7 +404,7 @@ class Projector:
             for lane, head in due:
                 self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), rows, turn, started, alone)
             self._escalate_if_swallowed()
-            settling.finish(duty.window.pass_to(duty.window.position))
+            settling.finish(duty.window.position)
             hit("letter.before_commit")
         hit("letter.committed")
         duty.suspects -= {head.letter for _, head in due}

@@ -6,7 +6,7 @@ prefix last, and tells the owner's caches what happened only after the commit (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from redrive.context import Emission
@@ -19,7 +19,7 @@ from redrive.policy.action import Action
 from redrive.policy.decide import decide
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Failure
-from redrive.policy.progress import Plan
+from redrive.policy.progress import NO_FLOOR, Plan
 from redrive.policy.rules import Candidate
 from redrive.runner.duty import Duty, Work
 from redrive.store.letters import NO_FAILURE, Attempted, Retried
@@ -73,7 +73,7 @@ class Settling:
         """
         self.tx, self.duty = tx, duty
         self.now = duty.engine.env.clock.now()
-        row = tx.progress.fence(duty.id, duty.epoch, duty.window.position)
+        row = tx.progress.fence(duty.member, duty.epoch, duty.window.position)
         self.fresh_version = row[0]
         self.stale = row[0] != duty.parked_version  # an operator was here: the cached lanes are old
         self.paused, self.quiet_until = bool(row[1]), row[2]
@@ -103,7 +103,7 @@ class Settling:
             self.applied += 1
             self._take(work)
         if work.alone:
-            self.tx.keyed.ran(self.duty.id, work.position)
+            self.tx.keyed.ran(self.duty.member, work.position)
         return True
 
     def commit_events(self, count: int, last: Event[Any] | None) -> None:
@@ -126,7 +126,7 @@ class Settling:
         if work.effects is not None and work.effects.state is not None:
             self._states.pop()
         if work.alone:
-            self.tx.keyed.ran(self.duty.id, work.position)
+            self.tx.keyed.ran(self.duty.member, work.position)
         self._history(work.head.letter, work, "lost to an operator", NO_FAILURE)
 
     def write(self, work: Work, action: Action) -> bool:
@@ -134,7 +134,7 @@ class Settling:
         if isinstance(action, act.Commit):
             return self.commit(work)
         if work.alone:
-            self.tx.keyed.ran(self.duty.id, work.position)
+            self.tx.keyed.ran(self.duty.member, work.position)
         if isinstance(work.outcome, out.Failed):
             assert work.event is not None
             self.failed.append((work.event, work.outcome.error))
@@ -149,7 +149,7 @@ class Settling:
         self.followers += 1
         self._take(work)
         if work.alone:  # it queues instead of running: a death from here on is not its own
-            self.tx.keyed.ran(self.duty.id, work.position)
+            self.tx.keyed.ran(self.duty.member, work.position)
         if self.duty.lanes.parked(work.lane) or work.lane in self._grown:
             self._grown[work.lane] = self._grown.get(work.lane, 0) + 1
         else:  # its head was settled meanwhile: it is the head itself
@@ -290,20 +290,25 @@ class Settling:
 
     # ------------------------------------------------------------ the end
 
-    def finish(self, plan: Plan | None = None) -> None:
-        """Move the prefix and the counters; the last writes of the transaction."""
+    def finish(self, upto: int | None = None, settled: Iterable[int] = ()) -> None:
+        """Move the prefix and the counters; the last writes of the transaction.
+
+        `upto`: a projection has settled everything up to here, which was `settled` now or before.
+        """
         self._write_gathered()
-        plan = self._plan = plan or self.duty.window.plan(self.settled)
-        progress, subscription = self.tx.progress, self.duty.id
-        if plan.add or plan.pruned or plan.prefix != self.duty.window.position:
-            progress.move_done(subscription, plan.add, plan.prefix, plan.pruned)
+        duty, window, progress = self.duty, self.duty.window, self.tx.progress
+        others = progress.floor(duty.id, duty.member) if duty.partitions > 1 else NO_FLOOR
+        plan = window.plan(self.settled, others) if upto is None else window.pass_to(upto, settled, others)
+        self._plan = plan
+        if plan.add or plan.pruned or plan.prefix != window.position:
+            progress.move_done(duty.member, plan.add, plan.floor, plan.pruned)
         last = self._last
         anchor = None
         if plan.prefix != self.duty.window.position:
             same = last is not None and last.position == plan.prefix
             anchor = last.id if same and last else self.tx.logs.anchor(self.duty.log_id, plan.prefix)
         change = {
-            "subscription": subscription, "epoch": self.duty.epoch, "position": plan.prefix, "anchor": anchor,
+            "member": duty.member, "epoch": duty.epoch, "position": plan.prefix, "anchor": anchor,
             "applied": self.applied, "ignored": self.ignored, "now": self.now,
             "last_type": last.type if last else None, "last_time_us": last.time_us if last else None,
         }  # fmt: skip

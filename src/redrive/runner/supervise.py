@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from redrive.errors import CommitUnknown, Fenced, Halted, StoreError
 from redrive.observe import signals as sig
@@ -19,11 +20,22 @@ from redrive.runner import leases
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty, Engine
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
+from redrive.runner.roster import Roster
 from redrive.runner.wake import Wake, poll
 from redrive.store.port import Subscribed
 from redrive.subscription import Subscription
 
 log = logging.getLogger("redrive")
+
+STANDBY = "standby"
+
+
+class Post(NamedTuple):
+    """A partition of a subscription, which somebody has to own."""
+
+    subscription: Subscription
+    row: Subscribed
+    partition: int
 
 
 class Supervisor:
@@ -37,11 +49,17 @@ class Supervisor:
         *,
         threads: bool = True,
     ) -> None:
-        self.engine, self.bridge, self.work = engine, bridge, work
+        self.engine, self.bridge = engine, bridge
+        self.posts = {
+            name if subscription.partitions == 1 else f"{name}/{partition}": Post(subscription, row, partition)
+            for name, (subscription, row) in work.items()
+            for partition in range(subscription.partitions)
+        }
+        self.roster = Roster(engine, work)
         self._resting = asyncio.Event()
-        self.wakes = {name: Wake(self._resting) for name in work}
+        self.wakes = {post: Wake(self._resting) for post in self.posts}
         self.loops: dict[str, Loop] = {}
-        self.waiting: dict[str, str] = {}  # name -> why it does not run here: standby, halted
+        self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
         self.stopping = False
         self._threads = threads
         self._settled = asyncio.Event()
@@ -51,9 +69,9 @@ class Supervisor:
 
     def appended(self, log_name: str) -> None:
         """Events were appended: wake whoever reads that log."""
-        for name, (subscription, _) in self.work.items():
+        for post, (subscription, _, _) in self.posts.items():
             if subscription.source == log_name:
-                self.wakes[name].ring()
+                self.wakes[post].ring()
 
     def stop(self, why: str) -> None:
         """Finish or roll back, then hand over. Only from the event loop's thread."""
@@ -73,7 +91,9 @@ class Supervisor:
         poller = asyncio.create_task(
             poll(store.changed, self.wakes.values(), self._resting, settings.poll_min, settings.poll_max)
         )
-        keepers = [asyncio.create_task(self._keep(name), name=f"redrive {name}") for name in self.work]
+        await self._beat()
+        beating = asyncio.create_task(self._beat_on())
+        keepers = [asyncio.create_task(self._keep(post), name=f"redrive {post}") for post in self.posts]
         try:
             if until_idle:
                 await self._wait_idle()
@@ -81,10 +101,10 @@ class Supervisor:
             await self._stop_asked.wait()
             await self._wind_down(keepers)
         finally:
-            poller.cancel()
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(poller, *keepers, return_exceptions=True)
+            for task in (poller, beating, *keepers):
+                task.cancel()
+            await asyncio.gather(poller, beating, *keepers, return_exceptions=True)
+            await self._quietly(self.roster.leave)
 
     async def _wind_down(self, keepers: list[asyncio.Task[None]]) -> None:
         """A graceful stop: running functions may finish, but not for ever."""
@@ -105,15 +125,37 @@ class Supervisor:
 
     def _all_idle(self) -> bool:
         return all(
-            name in self.waiting or (name in self.loops and self.loops[name].idle and not self.wakes[name].pending)
-            for name in self.work
+            post in self.waiting or (post in self.loops and self.loops[post].idle and not self.wakes[post].pending)
+            for post in self.posts
         )
+
+    # ------------------------------------------------------------ who else is there
+
+    async def _beat_on(self) -> None:
+        while True:
+            await asyncio.sleep(self.roster.interval)
+            await self._beat()
+
+    async def _beat(self) -> None:
+        """Say that we live; hand over what others should have by now."""
+        stuck = {self.posts[post].subscription.name for post, why in self.waiting.items() if why != STANDBY}
+        runs = {post.subscription.name for post in self.posts.values()} - stuck
+        await self._quietly(lambda: self.roster.beat(runs))
+        for name in self.roster.shared:
+            for partition in self.roster.surplus(name, self._owned(name)):
+                self.loops[f"{name}/{partition}"].stop()
+        for post in self.waiting:
+            self.wakes[post].ring()
+
+    def _owned(self, name: str) -> list[int]:
+        return [duty.partition for loop in self.loops.values() if (duty := loop.duty).subscription.name == name]
 
     # ------------------------------------------------------------ one subscription
 
-    async def _keep(self, name: str) -> None:
+    async def _keep(self, post: str) -> None:
         """Own it, run it, and again after whatever ends it."""
-        subscription, row = self.work[name]
+        subscription, row, partition = self.posts[post]
+        name = subscription.name
         settings, clock = self.engine.settings, self.engine.env.clock
         halt_wait = settings.halt_wait
         seen: Lease | None = None
@@ -123,17 +165,21 @@ class Supervisor:
             reason = ""
             try:
                 since = clock.monotonic() - seen_at
-                taken = await self.bridge.run(lambda: leases.take(self.engine, subscription, row, seen, since))  # noqa: B023
-                if isinstance(taken, Lease):
+                taken: Duty | Lease | None = None
+                if self.roster.may_take(name, self._owned(name)):
+                    taken = await self.bridge.run(partial(
+                        leases.take, self.engine, subscription, row, seen, since, partition=partition
+                    ))  # fmt: skip
+                if not isinstance(taken, Duty):
                     if taken != seen:
                         seen, seen_at = taken, clock.monotonic()
-                    self._wait_for(name, "standby")
-                    await self.wakes[name].wait(min(settings.lease / 4, 0.5))
+                    self._wait_for(post, STANDBY)
+                    await self.wakes[post].wait(min(settings.lease / 4, 0.5))
                     continue
-                if self.waiting.pop(name, "").startswith("halted"):
+                if self.waiting.pop(post, "").startswith("halted"):
                     self.engine.signals.tell([sig.Resumed(name)])
                     halt_wait = settings.halt_wait
-                await self._work(name, taken)
+                await self._work(post, taken)
             except Fenced:
                 seen, seen_at = None, clock.monotonic()
             except CommitUnknown as error:
@@ -143,21 +189,21 @@ class Supervisor:
             except (StoreError, Halted) as error:
                 reason = str(error)
             except Exception as error:  # a bug of ours must not stop the other subscriptions
-                log.exception("subscription %s stopped by a bug", name)
+                log.exception("subscription %s stopped by a bug", post)
                 reason = f"bug: {type(error).__name__}: {error}"
             if reason and not self.stopping:
-                await self._halt(name, row, reason, halt_wait)
+                await self._halt(post, reason, halt_wait)
                 halt_wait = min(halt_wait * 2, settings.halt_wait_max)
 
-    async def _work(self, name: str, duty: Duty) -> None:
-        wake = self.wakes[name]
+    async def _work(self, post: str, duty: Duty) -> None:
+        wake, name = self.wakes[post], duty.subscription.name
         loop: Loop
         if duty.subscription.kind == "projection":
             loop = ProjectionLoop(duty, self.bridge, wake)
         else:
             loop = HandlerLoop(duty, self.bridge, wake, threads=self._threads)
         loop.on_idle = self._settled.set
-        self.loops[name] = loop
+        self.loops[post] = loop
         if self.stopping:
             loop.stop()
         try:
@@ -166,25 +212,26 @@ class Supervisor:
             self.engine.signals.tell([sig.LeaseLost(name, duty.epoch)])
             raise
         finally:
-            self.loops.pop(name, None)
+            self.loops.pop(post, None)
         await self.bridge.run(lambda: leases.release(duty))
 
-    async def _halt(self, name: str, row: Subscribed, reason: str, wait: float) -> None:
-        self._wait_for(name, f"halted: {reason}")
-        self.engine.signals.tell([sig.Halted(name, reason, wait)])
-        await self._quietly(lambda: leases.halted(self.engine, row, reason))
+    async def _halt(self, post: str, reason: str, wait: float) -> None:
+        subscription, row, partition = self.posts[post]
+        self._wait_for(post, f"halted: {reason}")
+        self.engine.signals.tell([sig.Halted(subscription.name, reason, wait)])
+        await self._quietly(lambda: leases.halted(self.engine, row, partition, reason))
         try:
             await asyncio.wait_for(self._stop_asked.wait(), wait)
         except TimeoutError:
             return
 
-    def _wait_for(self, name: str, why: str) -> None:
-        self.waiting[name] = why
+    def _wait_for(self, post: str, why: str) -> None:
+        self.waiting[post] = why
         self._settled.set()
 
     async def _quietly(self, job: object) -> None:
         """Best effort: the store may be the very thing that is down."""
         try:
             await self.bridge.run(job)  # type: ignore[arg-type]
-        except StoreError as error:
+        except (StoreError, Fenced) as error:
             log.debug("could not note it in the store: %s", error)

@@ -18,70 +18,75 @@ _UNMARKED, _SETTLED = b"0" * CHUNK, ord("1")
 
 
 class Done:
-    """The settled positions above the prefix of each subscription."""
+    """The settled positions above the prefix of each member: of a subscription, or of a partition of it."""
 
     __slots__ = ("_sql",)
 
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
 
-    def all(self, subscription: int) -> list[int]:
-        """The positions in order."""
+    def all(self, member: int) -> list[int]:
+        """The positions of one member, in order."""
         return [
             chunk * CHUNK + place
-            for chunk, marks in self._chunks(subscription)
+            for chunk, marks in self._chunks(member)
             for place, mark in enumerate(marks)
             if mark == "1"
         ]
 
+    def of(self, subscription: int, above: int = 0) -> list[int]:
+        """The positions above one that any member of a subscription has marked, in order."""
+        return sorted(one for member in self._members(subscription) for one in self.all(member) if one > above)
+
     def has(self, subscription: int, position: int) -> bool:
-        """Is this position marked?"""
-        marks = self._sql.value("done_chunk", (subscription, position // CHUNK))
-        return marks is not None and marks[position % CHUNK] == "1"
+        """Has any member of a subscription marked this position?"""
+        found = (self._sql.value("done_chunk", (member, position // CHUNK)) for member in self._members(subscription))
+        return any(marks is not None and marks[position % CHUNK] == "1" for marks in found)
 
-    def below(self, subscription: int, position: int) -> int:
-        """How many positions below this one are marked."""
-        last, place = divmod(position, CHUNK)
-        return sum(
-            marks.count("1") if chunk < last else marks.count("1", 0, place)
-            for chunk, marks in self._chunks(subscription, last)
-        )
-
-    def add(self, subscription: int, positions: Sequence[int]) -> None:
+    def add(self, member: int, positions: Sequence[int]) -> None:
         """Mark positions, given in order; one that is marked already was settled by somebody else."""
         changed = []
         for chunk, members in groupby(positions, _chunk_of):
-            found = self._sql.value("done_chunk", (subscription, chunk))
+            found = self._sql.value("done_chunk", (member, chunk))
             marks = bytearray(_UNMARKED if found is None else found.encode())
             before, count = marks.count(_SETTLED), 0
             for position in members:
                 marks[position % CHUNK] = _SETTLED
                 count += 1
             if marks.count(_SETTLED) != before + count:
-                raise Fenced(f"subscription {subscription}: a position was settled by somebody else")
-            changed.append((subscription, chunk, marks.decode()))
+                raise Fenced(f"member {member}: a position was settled by somebody else")
+            changed.append((member, chunk, marks.decode()))
         self._sql.many("done_put", changed)
 
-    def prune(self, subscription: int, prefix: int) -> int:
+    def prune(self, member: int, prefix: int) -> int:
         """Drop the marks that the prefix has passed; how many there were."""
         boundary, kept = divmod(prefix + 1, CHUNK)
         passed = 0
-        chunks = self._chunks(subscription, boundary)
+        chunks = self._chunks(member, boundary)
         for chunk, marks in chunks:
             here = marks.count("1") if chunk < boundary else marks.count("1", 0, kept)
             passed += here
             if chunk == boundary and here:
-                self._sql.run("done_put", (subscription, chunk, "0" * kept + marks[kept:]))
+                self._sql.run("done_put", (member, chunk, "0" * kept + marks[kept:]))
         if chunks and chunks[0][0] < boundary:
-            self._sql.run("done_drop", (subscription, boundary))
+            self._sql.run("done_drop", (member, boundary))
         return passed
 
-    def clear(self, subscription: int) -> None:
-        """Forget all of them."""
-        self._sql.run("done_drop", (subscription, _NO_CHUNK))
+    def prune_all(self, subscription: int, prefix: int) -> None:
+        """Drop the marks of all members that a new prefix of the subscription has passed."""
+        for member in self._members(subscription):
+            self.prune(member, prefix)
 
-    def _chunks(self, subscription: int, upto: int = _NO_CHUNK) -> list[Row]:
-        return self._sql.all("done_chunks", (subscription, upto))
+    def clear(self, subscription: int) -> None:
+        """Forget all of a subscription's."""
+        for member in self._members(subscription):
+            self._sql.run("done_drop", (member, _NO_CHUNK))
+
+    def _members(self, subscription: int) -> list[int]:
+        return [member for (member,) in self._sql.all("done_members", (subscription,))]
+
+    def _chunks(self, member: int, upto: int = _NO_CHUNK) -> list[Row]:
+        return self._sql.all("done_chunks", (member, upto))
 
 
 def _chunk_of(position: int) -> int:

@@ -50,19 +50,19 @@ class Keyed:
 
     # ------------------------------------------------------------ crash counting
 
-    def run_alone(self, subscription: int, position: int, boot: str) -> None:
+    def run_alone(self, member: int, position: int, boot: str) -> None:
         """From here until `ran` a death of the process is charged to this event."""
-        self._sql.run("inflight_start", {"subscription": subscription, "position": position, "boot": boot})
+        self._sql.run("inflight_start", {"member": member, "position": position, "boot": boot})
 
-    def ran(self, subscription: int, position: int) -> None:
+    def ran(self, member: int, position: int) -> None:
         """The event completed: its charges are forgotten."""
-        self._sql.run("inflight_clear", {"subscription": subscription, "position": position})
+        self._sql.run("inflight_clear", {"member": member, "position": position})
 
-    def excuse(self, subscription: int) -> None:
+    def excuse(self, member: int) -> None:
         """We are asked to stop: dying now is nobody's fault."""
-        self._sql.run("inflight_excuse", {"subscription": subscription})
+        self._sql.run("inflight_excuse", {"member": member})
 
-    def charge(self, subscription: int, boot: str) -> dict[int, int]:
+    def charge(self, member: int, boot: str) -> dict[int, int]:
         """Charge what was running when the former owner died on this boot; charges by position."""
-        self._sql.run("inflight_charge", {"subscription": subscription, "boot": boot})
-        return dict(self._sql.all("inflight_all", {"subscription": subscription}))
+        self._sql.run("inflight_charge", {"member": member, "boot": boot})
+        return dict(self._sql.all("inflight_all", {"member": member}))

@@ -7,7 +7,7 @@ Counts and the journal are kept by the database itself (triggers).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redrive.policy.action import BEHIND_HEAD
@@ -90,10 +90,12 @@ class Letters:
 
     # ------------------------------------------------------------ lanes
 
-    def heads(self, subscription: int) -> list[tuple[str | None, Head, int]]:
-        """(lane, head, open letters) of every lane the owner must know."""
+    def heads(
+        self, subscription: int, is_mine: Callable[[str], bool] = lambda route: True
+    ) -> list[tuple[str | None, Head, int]]:
+        """(lane, head, open letters) of every lane the owner must know: those of its partition."""
         rows = self._sql.all("lane_heads", (subscription,)) + self._sql.all("loose_letters", (subscription,))
-        return [(row[0], Head(*row[1:11]), row[11]) for row in rows]
+        return [(row[0], Head(*row[1:11]), row[11]) for row in rows if is_mine(row[12])]
 
     def head(self, subscription: int, lane: str) -> Head | None:
         """The open letter with the lowest position of a lane."""

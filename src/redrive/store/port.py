@@ -33,8 +33,9 @@ class Subscribed:
 
 
 class ProgressRow(NamedTuple):
-    """The hot row of a subscription."""
+    """The hot row of one partition of a subscription, or what all of them come to."""
 
+    member: int
     subscription: int
     position: int
     anchor: str | None

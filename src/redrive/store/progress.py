@@ -10,6 +10,18 @@ from redrive.store.done import Done
 from redrive.store.port import ProgressRow, Subscribed
 from redrive.store.sql import Row, Sql
 
+_PARTITION = 1 << 32  # so far apart are the members of one subscription; part of the storage format
+
+
+def member_of(subscription: int, partition: int) -> int:
+    """The number of one partition of a subscription; that of the first is the subscription's own."""
+    return subscription + partition * _PARTITION
+
+
+def partition_of(member: int) -> int:
+    """The partition that a member is."""
+    return member // _PARTITION
+
 
 class Progress:
     """How far each subscription got, and who may move it."""
@@ -31,50 +43,74 @@ class Progress:
         """Every subscription the store knows."""
         return [Subscribed(*row) for row in self._sql.all("subscription_all")]
 
-    def add(self, subscription: tuple[str, str, str, str], position: int, anchor: str | None, now: float) -> Subscribed:
+    def add(
+        self,
+        subscription: tuple[str, str, str, str],
+        position: int,
+        anchor: str | None,
+        now: float,
+        partitions: int = 1,
+    ) -> Subscribed:
         """Create (name, kind, source, ordering), starting above a position."""
         name, kind, source, ordering = subscription
         row = self._sql.one(
             "subscription_add", {"name": name, "kind": kind, "source": source, "ordering": ordering, "now": now}
         )
         assert row is not None
-        self._sql.run("progress_add", {"subscription": row[0], "position": position, "anchor": anchor})
+        for partition in range(partitions):
+            values = {"member": member_of(row[0], partition), "subscription": row[0]}
+            self._sql.run("progress_add", {**values, "position": position, "anchor": anchor})
         return Subscribed(row[0], name, kind, source, ordering)
 
-    def get(self, subscription: int) -> ProgressRow:
-        """The hot row."""
-        row = self._sql.one("progress_get", {"subscription": subscription})
-        if row is None:
-            raise BugError(f"subscription {subscription} has no progress row")
+    def member(self, member: int) -> ProgressRow:
+        """The hot row of one partition."""
+        row = self._sql.one("progress_get", (member,))
+        if row is None:  # its subscription has other partitions now
+            raise Fenced(f"subscription {member % _PARTITION} has no partition {partition_of(member)} any more")
         return ProgressRow(*row)
+
+    def members(self, subscription: int) -> list[ProgressRow]:
+        """The hot rows of all partitions."""
+        return [ProgressRow(*row) for row in self._sql.all("progress_of", (subscription,))]
+
+    def get(self, subscription: int) -> ProgressRow:
+        """Where a subscription stands: as its slowest partition does."""
+        rows = self.members(subscription)
+        if not rows:
+            raise BugError(f"subscription {subscription} has no progress row")
+        return rows[0] if len(rows) == 1 else _together(rows)
+
+    def floor(self, subscription: int, member: int) -> int:
+        """How far the slowest of the other partitions is."""
+        return int(self._sql.value("progress_floor", (subscription, member)))
 
     # ------------------------------------------------------------ settling
 
-    def fence(self, subscription: int, epoch: int, position: int) -> Row:
+    def fence(self, member: int, epoch: int, position: int) -> Row:
         """(parked_version, paused, quiet_until), or Fenced: not the owner, or progress moved."""
-        row = self._sql.one("fence", (subscription, epoch, position))
+        row = self._sql.one("fence", (member, epoch, position))
         if row is None:
-            raise Fenced(f"subscription {subscription}: epoch {epoch} at position {position} is no longer current")
+            raise Fenced(f"subscription {member}: epoch {epoch} at position {position} is no longer current")
         return row
 
     def advance(self, change: Mapping[str, object]) -> None:
         """Move the prefix and the counters; see the statement for the fields."""
         if self._sql.run("advance", change) != 1:
-            raise Fenced(f"subscription {change['subscription']}: lost inside the transaction")
+            raise Fenced(f"subscription {change['member']}: lost inside the transaction")
 
-    def move_done(self, subscription: int, add: Sequence[int], prefix: int, expected: int) -> None:
-        """Remember settled positions above the prefix, given in order; drop those it has passed.
+    def move_done(self, member: int, add: Sequence[int], floor: int, expected: int) -> None:
+        """Remember settled positions above the floor, given in order; drop those it has passed.
 
         A repeated one, or another number passed than we knew of, means: somebody else settled here, look again.
         """
         if add:
-            self.done.add(subscription, add)
-        if self.done.prune(subscription, prefix) != expected:
-            raise Fenced(f"subscription {subscription}: what is done below {prefix} is not what we know of")
+            self.done.add(member, add)
+        if self.done.prune(member, floor) != expected:
+            raise Fenced(f"subscription {member}: what is done below {floor} is not what we know of")
 
     def lock(self, subscription: int) -> None:
         """First statement of every operator's transaction."""
-        if self._sql.run("lock_subscription", {"subscription": subscription}) != 1:
+        if self._sql.run("lock_subscription", {"subscription": subscription}) < 1:
             raise BugError(f"subscription {subscription} has no progress row")
 
     # ------------------------------------------------------------ filters and tables
@@ -92,3 +128,18 @@ class Progress:
     def tables(self, subscription: int) -> dict[str, str | None]:
         """Tables the subscription owns, with the definition if redrive created them."""
         return dict(self._sql.all("table_all", {"subscription": subscription}))
+
+
+def _together(rows: Sequence[ProgressRow]) -> ProgressRow:
+    """Several partitions as one row: the slowest tells the position, the newest what happened last."""
+    slowest = min(rows, key=lambda row: row.position)
+    newest = max(rows, key=lambda row: row.settled_at or 0.0)
+    held = min(rows, key=lambda row: (row.owner is not None, row.lease_until))
+    return slowest._replace(
+        epoch=max(row.epoch for row in rows), parked_version=max(row.parked_version for row in rows),
+        applied=sum(row.applied for row in rows), ignored=sum(row.ignored for row in rows),
+        halted=next((row.halted for row in rows if row.halted is not None), None),
+        owner=held.owner, lease_until=held.lease_until, unclean=held.unclean, boot=held.boot,
+        lease_set_at=max(row.lease_set_at for row in rows),
+        settled_at=newest.settled_at, last_type=newest.last_type, last_time_us=newest.last_time_us,
+    )  # fmt: skip

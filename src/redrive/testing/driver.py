@@ -80,7 +80,8 @@ class Driver:
 
     async def _start(self) -> None:
         if self._serving is not None and not self._serving.done():
-            known = set(self.supervisor.work if self.supervisor else ())
+            posts = self.supervisor.posts.values() if self.supervisor else ()
+            known = {post.subscription.name for post in posts}
             if known == set(self._app.subscriptions if self._only is None else self._only):
                 return
             await self.stop()  # something was declared since

@@ -185,42 +185,72 @@ UPDATE redrive_subscriptions SET name = :new WHERE name = :old
 UPDATE redrive_subscriptions SET ordering = :ordering, kind = :kind WHERE id = :subscription
 
 -- name: progress_add
-INSERT INTO redrive_progress (subscription, position, anchor, started_from) VALUES (:subscription, :position, :anchor, :position)
+INSERT INTO redrive_progress (member, subscription, position, anchor, started_from)
+VALUES (:member, :subscription, :position, :anchor, :position)
 
 -- name: progress_get
-SELECT subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused, halted,
+SELECT member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused, halted,
        owner, lease_until, lease_set_at, unclean, boot, settled_at, last_type, last_time_us
-FROM redrive_progress WHERE subscription = :subscription
+FROM redrive_progress WHERE member = ?
+
+-- name: progress_of
+SELECT member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused, halted,
+       owner, lease_until, lease_set_at, unclean, boot, settled_at, last_type, last_time_us
+FROM redrive_progress WHERE subscription = ? ORDER BY member
+
+-- name: progress_floor
+-- How far the slowest of the other partitions is.
+SELECT min(position) FROM redrive_progress WHERE subscription = ? AND member <> ?
 
 -- name: fence
 -- First in every settling transaction. No row: another owner, or progress is not where we believe. Locks the row.
-UPDATE redrive_progress SET epoch = epoch WHERE subscription = ? AND epoch = ? AND position = ?
+UPDATE redrive_progress SET epoch = epoch WHERE member = ? AND epoch = ? AND position = ?
 RETURNING parked_version, paused, quiet_until
 
 -- name: advance
 UPDATE redrive_progress SET position = :position, anchor = coalesce(:anchor, anchor), applied = applied + :applied,
        ignored = ignored + :ignored, settled_at = :now, last_type = coalesce(:last_type, last_type),
        last_time_us = coalesce(:last_time_us, last_time_us)
-WHERE subscription = :subscription AND epoch = :epoch
+WHERE member = :member AND epoch = :epoch
 
 -- name: lock_subscription
 -- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
 UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription
 
 -- name: lease_take
-UPDATE redrive_progress SET epoch = epoch + 1, owner = :owner, lease_until = :until, lease_set_at = :now, unclean = 1,
-       boot = :boot, halted = NULL
-WHERE subscription = :subscription AND epoch = :epoch RETURNING epoch
+UPDATE redrive_progress SET epoch = epoch + 1, owner = :owner, lease_until = :until, lease_set_at = :now, taken_at = :now,
+       unclean = 1, boot = :boot, halted = NULL
+WHERE member = :member AND epoch = :epoch RETURNING epoch
 
 -- name: lease_renew
-UPDATE redrive_progress SET lease_until = :until, lease_set_at = :now WHERE subscription = :subscription AND epoch = :epoch
+UPDATE redrive_progress SET lease_until = :until, lease_set_at = :now WHERE member = :member AND epoch = :epoch
 RETURNING parked_version, paused
 
 -- name: lease_release
-UPDATE redrive_progress SET owner = NULL, lease_until = 0, unclean = 0 WHERE subscription = :subscription AND epoch = :epoch
+UPDATE redrive_progress SET owner = NULL, lease_until = 0, unclean = 0 WHERE member = :member AND epoch = :epoch
+
+-- name: worker_beat
+INSERT INTO redrive_workers VALUES (:owner, :version, :started_at, :now, :runs)
+ON CONFLICT (owner) DO UPDATE SET seen_at = excluded.seen_at, runs = excluded.runs
+
+-- name: worker_leave
+DELETE FROM redrive_workers WHERE owner = :owner
+
+-- name: workers_forget
+DELETE FROM redrive_workers WHERE seen_at < :before
+
+-- name: workers_all
+SELECT owner, version, started_at, seen_at, runs FROM redrive_workers ORDER BY started_at, owner
+
+-- name: members_owned
+-- Who owns what, and since when.
+SELECT s.name, p.member, p.owner, p.taken_at, p.lease_until, p.position, p.epoch,
+       (SELECT count(*) FROM redrive_progress o WHERE o.subscription = p.subscription)
+FROM redrive_progress p JOIN redrive_subscriptions s ON s.id = p.subscription
+WHERE p.owner IS NOT NULL ORDER BY s.name, p.member
 
 -- name: halted_set
-UPDATE redrive_progress SET halted = :reason WHERE subscription = :subscription AND epoch = :epoch
+UPDATE redrive_progress SET halted = :reason WHERE member = :member AND epoch = :epoch
 
 -- name: paused_set
 UPDATE redrive_progress SET paused = :paused WHERE subscription = :subscription
@@ -238,24 +268,37 @@ UPDATE redrive_progress SET position = :position, anchor = :anchor, epoch = epoc
        owner = NULL, lease_until = 0, unclean = 0, halted = NULL
 WHERE subscription = :subscription
 
+-- name: members_drop
+DELETE FROM redrive_progress WHERE subscription = :subscription
+
+-- name: member_begin
+-- A partition after a change of their number: epochs never restart, and the first keeps the books of all.
+UPDATE redrive_progress SET epoch = :epoch, parked_version = :parked_version, applied = :applied, ignored = :ignored,
+       started_from = :started_from, quiet_until = :quiet_until, paused = :paused, settled_at = :settled_at,
+       last_type = :last_type, last_time_us = :last_time_us
+WHERE member = :member
+
+-- name: inflight_drop
+DELETE FROM redrive_inflight WHERE member & 4294967295 = :subscription
+
 -- name: epoch_bump
 UPDATE redrive_progress SET epoch = epoch + 1, parked_version = parked_version + 1, owner = NULL, lease_until = 0, unclean = 0
 WHERE subscription = :subscription
 
 -- name: done_chunks
-SELECT chunk, marks FROM redrive_done_chunks WHERE subscription = ? AND chunk <= ? ORDER BY chunk
+SELECT chunk, marks FROM redrive_done_chunks WHERE member = ? AND chunk <= ? ORDER BY chunk
 
 -- name: done_chunk
-SELECT marks FROM redrive_done_chunks WHERE subscription = ? AND chunk = ?
+SELECT marks FROM redrive_done_chunks WHERE member = ? AND chunk = ?
 
 -- name: done_put
 INSERT INTO redrive_done_chunks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET marks = excluded.marks
 
 -- name: done_drop
-DELETE FROM redrive_done_chunks WHERE subscription = ? AND chunk < ?
+DELETE FROM redrive_done_chunks WHERE member = ? AND chunk < ?
 
--- name: done_count
-SELECT coalesce(sum(length(replace(marks, '0', ''))), 0) FROM redrive_done_chunks WHERE subscription = :subscription
+-- name: done_members
+SELECT DISTINCT member FROM redrive_done_chunks WHERE member & 4294967295 = ? ORDER BY member
 
 -- name: filter_add
 INSERT INTO redrive_filters VALUES (:subscription, :from_position, :types)
@@ -344,7 +387,7 @@ WHERE letter = :letter ORDER BY id
 
 -- name: lane_heads
 -- SQLite fills the bare columns from the row with the minimum.
-SELECT lane, min(position), id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, count(*)
+SELECT lane, min(position), id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, count(*), lane
 FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane
 
 -- name: lane_head
@@ -353,7 +396,7 @@ FROM redrive_letters WHERE subscription = ? AND lane = ? AND state IN ('retrying
 
 -- name: loose_letters
 -- Letters in a lane of their own never wait behind another; only those with a due time matter to the owner.
-SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, 1
+SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, 1, coalesce(key, event_id)
 FROM redrive_letters WHERE subscription = ? AND lane IS NULL AND state = 'retrying'
 
 -- name: letter_event
@@ -534,21 +577,21 @@ WHERE event_id = :event AND subscription = :subscription AND position = :positio
 -- ---------------------------------------------------------------- crash counting
 
 -- name: inflight_start
-INSERT INTO redrive_inflight VALUES (:subscription, :position, 1, 0, :boot)
-ON CONFLICT (subscription, position) DO UPDATE SET running = 1, boot = excluded.boot
+INSERT INTO redrive_inflight VALUES (:member, :position, 1, 0, :boot)
+ON CONFLICT (member, position) DO UPDATE SET running = 1, boot = excluded.boot
 
 -- name: inflight_clear
-DELETE FROM redrive_inflight WHERE subscription = :subscription AND position = :position
+DELETE FROM redrive_inflight WHERE member = :member AND position = :position
 
 -- name: inflight_excuse
-UPDATE redrive_inflight SET running = 0 WHERE subscription = :subscription
+UPDATE redrive_inflight SET running = 0 WHERE member = :member
 
 -- name: inflight_charge
 UPDATE redrive_inflight SET running = 0, charges = charges + (boot IS :boot)
-WHERE subscription = :subscription AND running = 1
+WHERE member = :member AND running = 1
 
 -- name: inflight_all
-SELECT position, charges FROM redrive_inflight WHERE subscription = :subscription
+SELECT position, charges FROM redrive_inflight WHERE member = :member
 
 -- ---------------------------------------------------------------- keyed state
 
@@ -619,14 +662,16 @@ SELECT at, who, action, reason FROM redrive_audit WHERE id = :id
 
 -- name: ledger_unsettled_letters
 -- Letters that claim a position which progress has not settled: at most one fate each, and none before its time.
-SELECT l.position FROM redrive_letters l JOIN redrive_progress p ON p.subscription = l.subscription
-WHERE l.subscription = :subscription AND l.state <> 'superseded' AND l.position > p.position
+SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state <> 'superseded'
+  AND l.position > (SELECT min(position) FROM redrive_progress WHERE subscription = :subscription)
   AND l.position NOT IN (SELECT position FROM redrive_done WHERE subscription = :subscription)
 ORDER BY l.position
 
 -- name: ledger_stale_done
-SELECT d.position FROM redrive_done d JOIN redrive_progress p ON p.subscription = d.subscription
-WHERE d.subscription = :subscription AND d.position <= p.position ORDER BY d.position
+-- Of several partitions, one keeps its marks until it settles something again: then the slowest may be far ahead.
+SELECT d.position FROM redrive_done d WHERE d.subscription = :subscription
+  AND d.position <= (SELECT min(position) FROM redrive_progress WHERE subscription = :subscription)
+  AND 1 = (SELECT count(*) FROM redrive_progress WHERE subscription = :subscription) ORDER BY d.position
 
 -- name: ledger_done_events
 SELECT e.position, e.type FROM redrive_done d JOIN redrive_events e ON e.position = d.position AND e.log = :log
@@ -634,7 +679,8 @@ WHERE d.subscription = :subscription AND d.position > :above ORDER BY d.position
 
 -- name: ledger_empty_done
 -- Done rows without an event.
-SELECT d.position FROM redrive_done d WHERE d.subscription = :subscription AND NOT EXISTS
+SELECT d.position FROM redrive_done d WHERE d.subscription = :subscription
+  AND d.position > (SELECT min(position) FROM redrive_progress WHERE subscription = :subscription) AND NOT EXISTS
        (SELECT 1 FROM redrive_events e WHERE e.position = d.position AND e.log = :log) ORDER BY d.position
 
 -- name: ledger_letters
@@ -756,7 +802,7 @@ WHERE version <> before + 1 OR position < below ORDER BY position
 -- Subscriptions that other tables speak of and nobody has registered.
 SELECT subscription FROM redrive_progress WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 UNION SELECT subscription FROM redrive_letters WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
-UNION SELECT subscription FROM redrive_done_chunks WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
+UNION SELECT member & 4294967295 FROM redrive_done_chunks WHERE member & 4294967295 NOT IN (SELECT id FROM redrive_subscriptions)
 ORDER BY 1
 
 -- ---------------------------------------------------------------- selections, operations, notes
@@ -995,7 +1041,7 @@ DELETE FROM redrive_journal AS j WHERE letter IN (SELECT value FROM json_each(:i
 DELETE FROM redrive_letters WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: prune_applied_add
-UPDATE redrive_progress SET applied = applied + :applied WHERE subscription = :subscription
+UPDATE redrive_progress SET applied = applied + :applied WHERE member = :subscription
 
 -- name: prune_first_open
 SELECT min(position) FROM redrive_letters WHERE subscription = :subscription AND state IN ('retrying', 'dead')

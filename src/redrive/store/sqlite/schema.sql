@@ -36,9 +36,11 @@ CREATE TABLE redrive_subscriptions (
     created_at REAL NOT NULL
 );
 
--- One hot, small row per subscription: the fence, the progress and the counters of the ledger.
+-- One hot, small row per partition of a subscription: the fence, the progress and the counters of the ledger.
+-- What holds for the subscription as a whole is everywhere below the lowest position, and marked above it.
 CREATE TABLE redrive_progress (
-    subscription   INTEGER PRIMARY KEY,
+    member         INTEGER PRIMARY KEY,             -- subscription + partition * 2^32
+    subscription   INTEGER NOT NULL,
     position       INTEGER NOT NULL,
     anchor         TEXT,                            -- id of the event at position, or the last one before it
     epoch          INTEGER NOT NULL DEFAULT 0,      -- only ever grows
@@ -52,25 +54,28 @@ CREATE TABLE redrive_progress (
     owner          TEXT,
     lease_until    REAL NOT NULL DEFAULT 0,
     lease_set_at   REAL NOT NULL DEFAULT 0,
+    taken_at       REAL,                            -- when the owner became it
     unclean        INTEGER NOT NULL DEFAULT 0,
     boot           TEXT,
     settled_at     REAL,
     last_type      TEXT,
     last_time_us   INTEGER
 );
+CREATE INDEX redrive_progress_subscription ON redrive_progress (subscription);
 
 -- What is settled above the prefix. A thousand keys at work settle far out of order: a row for each position cost
 -- as much as calling the function, so 512 neighbours share one.
 CREATE TABLE redrive_done_chunks (
-    subscription INTEGER NOT NULL,
+    member       INTEGER NOT NULL,
     chunk        INTEGER NOT NULL,                  -- position / 512
     marks        TEXT NOT NULL,                     -- 512 characters, one for each position: 1 is settled, 0 is not
-    PRIMARY KEY (subscription, chunk)
+    PRIMARY KEY (member, chunk)
 ) WITHOUT ROWID;
 
 CREATE VIEW redrive_done AS
     WITH RECURSIVE place(n) AS (VALUES (0) UNION ALL SELECT n + 1 FROM place WHERE n < 511)
-    SELECT subscription, chunk * 512 + n AS position FROM redrive_done_chunks JOIN place ON substr(marks, n + 1, 1) = '1';
+    SELECT member & 4294967295 AS subscription, member, chunk * 512 + n AS position
+    FROM redrive_done_chunks JOIN place ON substr(marks, n + 1, 1) = '1';
 
 CREATE TABLE redrive_filters (
     subscription  INTEGER NOT NULL,
@@ -194,13 +199,21 @@ WHEN OLD.state <> NEW.state OR OLD.reason <> NEW.reason OR OLD.fingerprint <> NE
     ON CONFLICT DO UPDATE SET n = n + 1;
 END;
 
+CREATE TABLE redrive_workers (                      -- processes that run subscriptions, or did a moment ago
+    owner      TEXT PRIMARY KEY,
+    version    TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    seen_at    REAL NOT NULL,
+    runs       TEXT NOT NULL                        -- JSON list of subscriptions
+) WITHOUT ROWID;
+
 CREATE TABLE redrive_inflight (                     -- events that run alone after an unclean start
-    subscription INTEGER NOT NULL,
+    member       INTEGER NOT NULL,
     position     INTEGER NOT NULL,
     running      INTEGER NOT NULL,
     charges      INTEGER NOT NULL,
     boot         TEXT,
-    PRIMARY KEY (subscription, position)
+    PRIMARY KEY (member, position)
 ) WITHOUT ROWID;
 
 CREATE TABLE redrive_state (

@@ -64,7 +64,7 @@ def take(tx: StoreTx, row: Subscribed, owner: str = "me") -> int:
     """Become the owner; the new epoch."""
     before = tx.progress.get(row.id)
     values = {
-        "subscription": row.id, "epoch": before.epoch, "owner": owner, "until": NOW + 10, "now": NOW, "boot": "boot",
+        "member": row.id, "epoch": before.epoch, "owner": owner, "until": NOW + 10, "now": NOW, "boot": "boot",
     }  # fmt: skip
     taken = tx.sql.one("lease_take", values)
     assert taken is not None

@@ -31,7 +31,7 @@ class ProgressContract(StoreTests):
             first = take(tx, row, "first")
             second = take(tx, row, "second")
             assert second == first + 1
-            values = {"subscription": row.id, "epoch": first, "owner": "x", "until": 0.0, "now": NOW, "boot": "b"}
+            values = {"member": row.id, "epoch": first, "owner": "x", "until": 0.0, "now": NOW, "boot": "b"}
             assert tx.sql.one("lease_take", values) is None
             found = tx.progress.get(row.id)
             assert (found.owner, found.unclean, found.boot, found.lease_until) == ("second", 1, "boot", NOW + 10)
@@ -41,16 +41,16 @@ class ProgressContract(StoreTests):
         with self.store.transaction() as tx:
             first = take(tx, row, "first")
             take(tx, row, "second")
-            values = {"subscription": row.id, "epoch": first, "until": NOW + 99, "now": NOW}
+            values = {"member": row.id, "epoch": first, "until": NOW + 99, "now": NOW}
             assert tx.sql.one("lease_renew", values) is None
-            assert tx.sql.run("lease_release", {"subscription": row.id, "epoch": first}) == 0
+            assert tx.sql.run("lease_release", {"member": row.id, "epoch": first}) == 0
             assert tx.progress.get(row.id).owner == "second"
 
     def test_a_release_frees_and_cleans_the_lease(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
             epoch = take(tx, row)
-            assert tx.sql.run("lease_release", {"subscription": row.id, "epoch": epoch}) == 1
+            assert tx.sql.run("lease_release", {"member": row.id, "epoch": epoch}) == 1
             found = tx.progress.get(row.id)
             assert (found.owner, found.unclean, found.lease_until, found.epoch) == (None, 0, 0, epoch)
 
@@ -59,7 +59,7 @@ class ProgressContract(StoreTests):
         with self.store.transaction() as tx:
             epoch = take(tx, row)
             change = {
-                "subscription": row.id, "epoch": epoch, "position": 5, "anchor": "e5", "applied": 3, "ignored": 1,
+                "member": row.id, "epoch": epoch, "position": 5, "anchor": "e5", "applied": 3, "ignored": 1,
                 "now": NOW, "last_type": "order.placed", "last_time_us": 9,
             }  # fmt: skip
             tx.progress.advance(change)

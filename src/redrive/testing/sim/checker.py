@@ -27,7 +27,7 @@ class Checker:
         self.world, self.workload, self.options = world, workload, workload.options
         self.wanted = [planned for planned in workload.events if planned.fate != "unwanted"]
         self.seen = NOTHING
-        self.renewed_at = 0.0
+        self.renewed_at: dict[int, float] = {}
         self.overtaken = 0  # leases taken from owners that stood still: as good as dead to whoever takes them
         self.forgotten: set[int] = set()
         self.tail: list[str] = []
@@ -46,8 +46,7 @@ class Checker:
         if worker:
             self._check_lease(before, now, process)
             self._check_replays(before, now)
-        if worker and now.fates() != before.fates() and now.owner != process.owner:
-            self._fail(f"fence: {process.owner} settled something, but {now.owner or 'nobody'} owns epoch {now.epoch}")
+            self._check_fence(before, now, process)
         rewound = not worker and now.epoch > before.epoch and now.position <= before.position
         if rewound:
             self.rebuilt = True
@@ -75,18 +74,37 @@ class Checker:
             if not verdict.sound:
                 self._fail(f"verify: {verdict.violations[0].message} {verdict.violations[0].positions}")
 
+    def _check_fence(self, before: Seen, now: Seen, process: Process) -> None:
+        """Only who owns a partition moves it; only who owns any settles anything. A new number of them starts over."""
+        if len(now.members) != len(before.members):
+            return
+        for partition, (was, member) in enumerate(zip(before.members, now.members, strict=True)):
+            if was.fates() != member.fates() and member.owner != process.owner:
+                self._fail(
+                    f"fence: {process.owner} settled something, but {member.owner or 'nobody'} owns "
+                    f"epoch {member.epoch} of partition {partition}"
+                )
+        if now.fates() != before.fates() and process.owner not in now.owners:
+            self._fail(f"fence: {process.owner} settled something, but {now.owners} own epoch {now.epoch}")
+
     def _check_lease(self, before: Seen, now: Seen, process: Process) -> None:
-        """A lease that is kept by a living owner is not taken away."""
-        taken = now.epoch > before.epoch and before.owner not in (None, now.owner)
-        unchanged = self.world.clock.monotonic() + process.clock.drift - self.renewed_at  # by the taker's own watch
-        lapsed = process.clock.now() >= before.until or unchanged >= self.options.lease
-        if taken and not lapsed and not self.world.is_dead(str(before.owner)):
-            self._fail(
-                f"lease: {now.owner} took it from {before.owner}, who had {before.until - process.clock.now()} s"
-            )
-        self.overtaken += taken
-        if (now.epoch, now.until) != (before.epoch, before.until):
-            self.renewed_at = self.world.clock.monotonic()
+        """A lease that is kept by a living owner is not taken away, except by another number of partitions."""
+        if len(now.members) != len(before.members):
+            self.renewed_at = dict.fromkeys(range(len(now.members)), self.world.clock.monotonic())
+            self.overtaken += sum(member.owner is not None for member in before.members)
+            return
+        for partition, (was, member) in enumerate(zip(before.members, now.members, strict=True)):
+            taken = member.epoch > was.epoch and was.owner not in (None, member.owner)
+            renewed_at = self.renewed_at.get(partition, 0.0)
+            unchanged = self.world.clock.monotonic() + process.clock.drift - renewed_at  # by the taker's own watch
+            lapsed = process.clock.now() >= was.until or unchanged >= self.options.lease
+            if taken and not lapsed and not self.world.is_dead(str(was.owner)) and member.owner is not None:
+                self._fail(
+                    f"lease: {member.owner} took it from {was.owner}, who had {was.until - process.clock.now()} s"
+                )
+            self.overtaken += taken
+            if (member.epoch, member.until) != (was.epoch, was.until):
+                self.renewed_at[partition] = self.world.clock.monotonic()
 
     def _check_replays(self, before: Seen, now: Seen) -> None:
         """A replay is one attempt: then applied, dead again, or given up by a verdict."""
@@ -250,7 +268,7 @@ class Checker:
     def check_start(self, planned: Planned, epoch: int, attempt: int, failures: int) -> None:
         """The owner calls nobody before the predecessors in the lane are settled, and charges nobody for nothing."""
         now = self.seen
-        if epoch == now.epoch:
+        if epoch == now.member_of(planned).epoch:
             applied = {event for event, _, _ in now.effects}
             for other in self.wanted[: self._rank(planned)]:
                 if not self._precedes(other, planned):

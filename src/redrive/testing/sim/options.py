@@ -63,6 +63,8 @@ class Options:
     operate_every: float
     phase: float  # seconds of trouble before the faults stop
     faults: Faults
+    partitions: int
+    repartition: int  # how many there are after the second half of the trouble began
 
     @staticmethod
     def of(seed: int, **given: Any) -> Options:
@@ -101,6 +103,8 @@ class Options:
             operate_every=dice.choice([0.15, 0.4, 1.5]),
             phase=dice.uniform(2.5, 5.0),
             faults=USUAL.scaled(dice.choice([0.0, 0.5, 1.0, 2.0])),
+            partitions=dice.choice([1, 1, 1, 2, 3]),
+            repartition=dice.choice([1, 2, 3]),
         )
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:
@@ -115,7 +119,14 @@ class Options:
             tail=self.tail and self.emit,
             concurrency=self.concurrency if self.handler and self.order != "total" else 1,
             timeout=self.timeout if self.kind == "async" else None,
+            partitions=self.partitions if self.divisible else 1,
+            repartition=self.repartition if self.divisible and self.partitions > 1 else 1,
         )
+
+    @property
+    def divisible(self) -> bool:
+        """May there be partitions?"""
+        return self.order != "total" and not self.key_by
 
     @property
     def handler(self) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from redrive.policy.partitions import place
 from redrive.testing.sim.disk import Disk
 
 OPEN = ("retrying", "dead")
 NAME = "work"
-PROGRESS = """SELECT subscription, position, epoch, owner, lease_until, applied, ignored, started_from
-FROM redrive_progress JOIN redrive_subscriptions s ON s.id = subscription WHERE s.name = ?"""
+PROGRESS = """SELECT member, subscription, position, epoch, owner, lease_until, applied, ignored, started_from
+FROM redrive_progress JOIN redrive_subscriptions s ON s.id = subscription WHERE s.name = ? ORDER BY member"""
+MARKS = """SELECT member, position FROM redrive_done
+WHERE subscription = ?1 AND position > (SELECT min(position) FROM redrive_progress WHERE subscription = ?1)"""
 ECHOES = "SELECT key, data FROM redrive_events WHERE type = 'echo' ORDER BY position"
 
 
@@ -44,13 +47,28 @@ class Letter(NamedTuple):
     replaying: int
 
 
-class Seen(NamedTuple):
-    """What the database says about the subscription."""
+class Member(NamedTuple):
+    """What it says about one partition."""
 
     position: int
     epoch: int
     owner: str | None
     until: float
+    applied: int
+    ignored: int
+    done: frozenset[int]
+
+    def fates(self) -> tuple[Any, ...]:
+        """What only the owner, or an operator, may change."""
+        return self.position, self.applied, self.ignored
+
+
+class Seen(NamedTuple):
+    """What the database says about the subscription."""
+
+    members: tuple[Member, ...]
+    position: int
+    epoch: int
     applied: int
     ignored: int
     start: int  # the counters begin above this position
@@ -62,8 +80,17 @@ class Seen(NamedTuple):
     skipped: tuple[tuple[int, int], ...]  # ranges that an operator gave up: above, up to
 
     def fates(self) -> tuple[Any, ...]:
-        """What only the owner, or an operator, may change."""
-        return self.position, self.applied, self.ignored, self.effects, self.done, self.letters, self.states
+        """What only an owner, or an operator, may change."""
+        return self.effects, self.letters, self.states
+
+    @property
+    def owners(self) -> set[str | None]:
+        """Who owns a part of it."""
+        return {member.owner for member in self.members}
+
+    def member_of(self, planned: Planned) -> Member:
+        """The partition that an event belongs to."""
+        return self.members[place(planned.key or planned.id, len(self.members))]
 
     def state_of(self, planned: Planned) -> str:
         """The state of the event's letter; empty if it has none."""
@@ -87,7 +114,7 @@ class Seen(NamedTuple):
         return self.has_passed(planned) and (planned.fate == "ignore" or self.skips(planned))
 
 
-NOTHING = Seen(0, 0, None, 0.0, 0, 0, 0, (), frozenset(), {}, (), (), ())
+NOTHING = Seen((), 0, 0, 0, 0, 0, (), frozenset(), {}, (), (), ())
 
 
 def look(disk: Disk, forgotten: set[int]) -> Seen:
@@ -96,7 +123,12 @@ def look(disk: Disk, forgotten: set[int]) -> Seen:
     progress = rows(PROGRESS, NAME)
     if not progress:
         return NOTHING
-    number, position, epoch, owner, until, applied, ignored, start = progress[0]
+    number, start = progress[0][1], progress[0][-1]
+    marks = rows(MARKS, number)
+    members = tuple(
+        Member._make((*row[2:8], frozenset(position for member, position in marks if member == row[0])))
+        for row in progress
+    )
     letters = rows(
         "SELECT event_id, state, reason, attempts, rev, edits, replaying FROM redrive_letters"
         " WHERE subscription = ? AND state <> 'superseded'",
@@ -104,9 +136,14 @@ def look(disk: Disk, forgotten: set[int]) -> Seen:
     )
     effects = rows("SELECT seq, event, key, edits FROM effects ORDER BY seq")
     return Seen(
-        position, epoch, owner, until, applied, ignored, start,
+        members,
+        position=min(member.position for member in members),
+        epoch=max(member.epoch for member in members),
+        applied=sum(member.applied for member in members),
+        ignored=sum(member.ignored for member in members),
+        start=start,
         effects=tuple((event, key, edits) for seq, event, key, edits in effects if seq not in forgotten),
-        done=frozenset(row[0] for row in rows("SELECT position FROM redrive_done WHERE subscription = ?", number)),
+        done=frozenset(position for _, position in marks),
         letters={row[0]: Letter(*row) for row in letters},
         states=tuple((key, data) for key, data in rows("SELECT key, data FROM redrive_state")),
         echoes=tuple((key, data) for key, data in rows(ECHOES)),

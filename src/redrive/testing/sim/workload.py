@@ -87,6 +87,8 @@ class Workload:
         self.running: dict[tuple[str, str], Call] = {}
         self.good: set[tuple[str, int, str]] = set()  # calls that returned, by process and epoch
         self._all_sent = False
+        self._partitions = options.partitions
+        self._declared: dict[str, int] = {}  # partitions, by process
 
     # ------------------------------------------------------------ functions
 
@@ -100,6 +102,7 @@ class Workload:
         if self.options.tail:
             app.projection(out, name="tail")(lambda event, tx: tx.execute(TAIL, (event.data["of"],)))
         types = ("thing", "junk")
+        common["partitions"] = self._declared[process.owner] = self._partitions
         match self.options.kind:
             case "async":
                 common |= {"concurrency": self.options.concurrency, "timeout": self.options.timeout}
@@ -273,6 +276,19 @@ class Workload:
         world = self.world
         world.go_on(self._produce())
         world.go_on(self.operating.run())
+        world.go_on(self._deploy())
+
+    async def _deploy(self) -> None:
+        """Another number of partitions, one worker after the other; who has the former is stopped, or finds out."""
+        await asyncio.sleep(self.options.phase / 2)
+        self._partitions = self.options.repartition if self.options.partitions > 1 else 1
+        dice = random.Random(f"deploy {self.options.seed}")
+        while not self.world.violation:
+            for process in list(self.world.workers.values()):
+                if not process.dead and self._declared.get(process.owner) != self._partitions:
+                    await asyncio.sleep(dice.expovariate(2.0))
+                    self.world.stop(process)
+            await asyncio.sleep(1.0)
 
     def committed(self, process: Process) -> None:
         self.checker.check(process)

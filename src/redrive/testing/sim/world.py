@@ -212,7 +212,7 @@ class World:
         """What another process of the same machine can see."""
         return owner in self._dead
 
-    def _stop(self, process: Process) -> None:
+    def stop(self, process: Process) -> None:
         """SIGTERM."""
         supervisor = self._supervisors.get(process.owner)
         if supervisor is not None:
@@ -256,7 +256,7 @@ class World:
                     self.note(process.owner, "freezes", length)
                     process.frozen_until = self.loop.time() + length
                 case "stop":
-                    self._stop(process)
+                    self.stop(process)
                 case "jump":
                     process.clock.skew += self.dice.choice([-3600.0, -2.0, 2.0, 30.0])
                     self.note(process.owner, "jumps", process.clock.skew)

@@ -1,0 +1,54 @@
+"""Partitions: which part of a subscription an event belongs to, and who should own which part.
+
+Both answers follow from what everybody sees in the store, so workers agree without talking to each other. A wrong
+guess costs a hand-over and never an effect: the epoch keeps two owners apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from zlib import crc32
+
+PARTITIONS_MAX = 1024
+
+
+def place(route: str, count: int) -> int:
+    """The partition of a key, or of an event's id where there is no key. Part of the storage format.
+
+    >>> place("order-1", 4)
+    3
+    """
+    return crc32(route.encode()) % count
+
+
+def quotas(partitions: int, workers: Collection[str], subscription: str) -> dict[str, int]:
+    """How many partitions each worker should have: differing by one at most, and not the same ones favoured everywhere.
+
+    >>> quotas(5, ["a", "b"], "totals")
+    {'a': 3, 'b': 2}
+    """
+    ranked = sorted(workers, key=lambda worker: (crc32(f"{subscription}\0{worker}".encode()), worker))
+    each, extra = divmod(partitions, max(1, len(ranked)))
+    return {worker: each + (rank < extra) for rank, worker in enumerate(ranked)}
+
+
+def surplus(owners: Mapping[int, str | None], quota: Mapping[str, int], me: str) -> list[int]:
+    """Which of my partitions to hand over: as many as I have too many and others have too few, the highest first.
+
+    >>> surplus({0: "a", 1: "a", 2: "a", 3: None}, {"a": 2, "b": 2}, "a")
+    [2]
+    """
+    mine = [partition for partition, owner in sorted(owners.items()) if owner == me]
+    free = sum(1 for owner in owners.values() if owner not in quota)
+    missing = sum(
+        max(0, wanted - sum(1 for owner in owners.values() if owner == worker))
+        for worker, wanted in quota.items()
+        if worker != me
+    )
+    count = min(len(mine) - quota.get(me, 0), missing - free)
+    return mine[len(mine) - count :] if count > 0 else []
+
+
+def may_want(owners: Mapping[int, str | None], quota: Mapping[str, int], me: str) -> bool:
+    """May I take one more of the free ones?"""
+    return sum(1 for owner in owners.values() if owner == me) < quota.get(me, 0)

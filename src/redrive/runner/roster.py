@@ -1,0 +1,87 @@
+"""The roster: which workers are there, what each of them runs, and how partitions are shared out among them.
+
+Every worker writes down that it lives, reads who else does, and draws the same conclusions (`policy/partitions`). A
+subscription with one partition is nobody's fair share: who comes first has it, the others stand by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+
+from redrive import __version__
+from redrive.policy.partitions import may_want, quotas, surplus
+from redrive.runner.duty import Engine
+from redrive.store.port import StoreTx, Subscribed
+from redrive.store.progress import partition_of
+from redrive.subscription import Subscription
+
+FORGET_AFTER = 10.0  # lease times; until then `redrive workers` shows who has fallen silent
+
+
+class Roster:
+    """One worker's view of all of them, as of the last beat."""
+
+    def __init__(self, engine: Engine, work: Mapping[str, tuple[Subscription, Subscribed]]) -> None:
+        self._engine = engine
+        self._shared = {name: pair for name, pair in work.items() if pair[0].partitions > 1}
+        self._started_at = engine.env.clock.now()
+        self._quota: dict[str, dict[str, int]] = {}
+        self._owners: dict[str, dict[int, str | None]] = {}
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two beats: two may fail before anybody thinks us dead."""
+        return self._engine.settings.lease / 3
+
+    def beat(self, runs: Collection[str]) -> None:
+        """Say that we live and run these subscriptions, and look who else does. Runs where writing happens."""
+        env, lease = self._engine.env, self._engine.settings.lease
+        now = env.clock.now()
+        with self._engine.store.transaction() as tx:
+            mine = {
+                "owner": env.owner, "version": __version__, "started_at": self._started_at, "now": now,
+                "runs": json.dumps(sorted(runs)),
+            }  # fmt: skip
+            tx.sql.run("worker_beat", mine)
+            tx.sql.run("workers_forget", {"before": now - FORGET_AFTER * lease})
+            self._look(tx, now - lease)
+
+    def leave(self) -> None:
+        """We stop: the others need not wait until they miss us."""
+        with self._engine.store.transaction() as tx:
+            tx.sql.run("worker_leave", {"owner": self._engine.env.owner})
+
+    def _look(self, tx: StoreTx, since: float) -> None:
+        env = self._engine.env
+        live = {
+            owner: set(json.loads(runs))
+            for owner, _, _, seen_at, runs in tx.sql.all("workers_all")
+            if owner == env.owner or (seen_at > since and not env.owner_is_dead(owner))
+        }
+        for name, (subscription, row) in self._shared.items():
+            runners = [owner for owner, runs in live.items() if name in runs]
+            self._quota[name] = quotas(subscription.partitions, runners, name)
+            self._owners[name] = {partition_of(one.member): one.owner for one in tx.progress.members(row.id)}
+
+    def may_take(self, name: str, owned: Collection[int]) -> bool:
+        """May we take one more partition, now that we own these?"""
+        if name not in self._shared:
+            return True
+        return may_want(self._with(name, owned), self._quota.get(name, {}), self._engine.env.owner)
+
+    def surplus(self, name: str, owned: Collection[int]) -> list[int]:
+        """Which of these partitions others should have."""
+        return surplus(self._with(name, owned), self._quota.get(name, {}), self._engine.env.owner)
+
+    @property
+    def shared(self) -> Collection[str]:
+        """The subscriptions that have several partitions."""
+        return self._shared.keys()
+
+    def _with(self, name: str, owned: Collection[int]) -> dict[int, str | None]:
+        """The owners as of the last beat, except that we know better about ourselves."""
+        me = self._engine.env.owner
+        seen = self._owners.get(name, {})
+        others = {partition: None if owner == me else owner for partition, owner in seen.items()}
+        return others | dict.fromkeys(owned, me)
