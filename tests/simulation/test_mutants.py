@@ -59,6 +59,7 @@ STATES: dict[str, Any] = {
 STUBBORN: dict[str, Any] = {"kind": "projection", "poison": 0.0, "flaky": 0.0, "odd": 1.0, "faults": SICK_DISK}
 REBUILDS: dict[str, Any] = {"kind": "projection", "emit": True, "operate_every": 0.1}
 PARTITIONED: dict[str, Any] = {"partitions": 2, "repartition": 3, "key_by": "", "order": "key", "keys": 3}
+TAKEN_OVER: dict[str, Any] = {"kind": "async", "concurrency": 3, "faults": TAKE_OVERS, "partitions": 1}
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -24,6 +24,7 @@ MESSAGE_LINES_MAX, MESSAGE_LINE_MAX = 20, 1000  # of an error: a value of a mega
 COMMANDS = {
     "run": "run:run",
     "status": "look:status",
+    "workers": "workers:workers",
     "dlq": "dlq:dlq",
     "ops": "ops:ops",
     "lanes": "explain:lanes",

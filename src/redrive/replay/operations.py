@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from redrive.replay.chain import AuditVerdict
     from redrive.replay.doctor import Finding
     from redrive.replay.prune import PrunePlan, What
+    from redrive.replay.workers import Worker
     from redrive.settings import Settings
 
 
@@ -65,6 +66,12 @@ class Operations:
         from redrive.replay.prune import prune
 
         return prune(self.operator, what, plan, reason)
+
+    def workers(self, lease: float) -> list[Worker]:
+        """Who runs what; one that has been silent for longer than a lease is said to be."""
+        from redrive.replay.workers import workers
+
+        return workers(self.operator.store, self.operator.env, lease)
 
     def status(self) -> list[SubscriptionStatus]:
         """Where every subscription stands."""

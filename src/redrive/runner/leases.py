@@ -34,7 +34,7 @@ def take(
     env, length, member = engine.env, engine.settings.lease, member_of(row.id, partition)
     with engine.store.reading() as tx:
         members = {one.member: one for one in tx.progress.members(row.id)}
-    if member not in members:
+    if len(members) != subscription.partitions:
         raise Halted(
             f"{subscription.name}: another version of this program declares it with {len(members)} partitions, not "
             f"{subscription.partitions}; restart this one with that version"

@@ -24,7 +24,7 @@ class Roster:
 
     def __init__(self, engine: Engine, work: Mapping[str, tuple[Subscription, Subscribed]]) -> None:
         self._engine = engine
-        self._shared = {name: pair for name, pair in work.items() if pair[0].partitions > 1}
+        self._shared = {name: row for name, (subscription, row) in work.items() if subscription.partitions > 1}
         self._started_at = engine.env.clock.now()
         self._quota: dict[str, dict[str, int]] = {}
         self._owners: dict[str, dict[int, str | None]] = {}
@@ -34,14 +34,17 @@ class Roster:
         """Seconds between two beats: two may fail before anybody thinks us dead."""
         return self._engine.settings.lease / 3
 
-    def beat(self, runs: Collection[str]) -> None:
-        """Say that we live and run these subscriptions, and look who else does. Runs where writing happens."""
+    def beat(self, runs: Mapping[str, int]) -> None:
+        """Say that we live and run these subscriptions, in so many partitions, and look who else does.
+
+        Runs where writing happens.
+        """
         env, lease = self._engine.env, self._engine.settings.lease
         now = env.clock.now()
         with self._engine.store.transaction() as tx:
             mine = {
                 "owner": env.owner, "version": __version__, "started_at": self._started_at, "now": now,
-                "runs": json.dumps(sorted(runs)),
+                "runs": json.dumps(dict(sorted(runs.items()))),
             }  # fmt: skip
             tx.sql.run("worker_beat", mine)
             tx.sql.run("workers_forget", {"before": now - FORGET_AFTER * lease})
@@ -55,20 +58,22 @@ class Roster:
     def _look(self, tx: StoreTx, since: float) -> None:
         env = self._engine.env
         live = {
-            owner: set(json.loads(runs))
+            owner: json.loads(runs)
             for owner, _, _, seen_at, runs in tx.sql.all("workers_all")
             if owner == env.owner or (seen_at > since and not env.owner_is_dead(owner))
         }
-        for name, (subscription, row) in self._shared.items():
-            runners = [owner for owner, runs in live.items() if name in runs]
-            self._quota[name] = quotas(subscription.partitions, runners, name)
+        for name, row in self._shared.items():
             self._owners[name] = {partition_of(one.member): one.owner for one in tx.progress.members(row.id)}
+            count = len(self._owners[name])
+            runners = [owner for owner, runs in live.items() if runs.get(name) == count]
+            self._quota[name] = quotas(count, runners, name)
 
     def may_take(self, name: str, owned: Collection[int]) -> bool:
-        """May we take one more partition, now that we own these?"""
-        if name not in self._shared:
+        """May we take one more partition, now that we own these? Who declares another number of them may try."""
+        me = self._engine.env.owner
+        if me not in self._quota.get(name, {}):
             return True
-        return may_want(self._with(name, owned), self._quota.get(name, {}), self._engine.env.owner)
+        return may_want(self._with(name, owned), self._quota[name], me)
 
     def surplus(self, name: str, owned: Collection[int]) -> list[int]:
         """Which of these partitions others should have."""

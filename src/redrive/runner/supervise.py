@@ -139,7 +139,8 @@ class Supervisor:
     async def _beat(self) -> None:
         """Say that we live; hand over what others should have by now."""
         stuck = {self.posts[post].subscription.name for post, why in self.waiting.items() if why != STANDBY}
-        runs = {post.subscription.name for post in self.posts.values()} - stuck
+        declared = {post.subscription.name: post.subscription.partitions for post in self.posts.values()}
+        runs = {name: count for name, count in declared.items() if name not in stuck}
         await self._quietly(lambda: self.roster.beat(runs))
         for name in self.roster.shared:
             for partition in self.roster.surplus(name, self._owned(name)):
