@@ -63,6 +63,9 @@ def verify(store: Store, plain: Collection[str] = ()) -> list[Verdict]:
         for (orphan,) in tx.sql.all("ledger_orphans"):
             message = "rows of a subscription that is not registered: its name is lost"
             verdicts.append(Verdict(f"#{orphan}", violations=(Violation("orphan", message),)))
+        for (operation,) in tx.sql.all("ledger_receipts"):
+            message = "its receipt is not what came of its letters"
+            verdicts.append(Verdict(f"operation {operation}", violations=(Violation("receipt", message),)))
     return verdicts
 
 
@@ -183,6 +186,7 @@ class Account:
             ("lost_edits", "ledger_lost_edits", "letters whose edited data is not there"),
             ("unaudited", "ledger_unaudited", "edits or skipped ranges without an audit row"),
             ("misfiled", "ledger_misfiled", "letters in a lane that its order does not have"),
+            ("lanes", "ledger_lanes", "lanes that hold another number of letters, or another head, than is kept"),
         ):
             yield from self._none(rule, query, message)
         for state, positions in self.unasked:

@@ -392,9 +392,11 @@ WHERE l.state = :state AND l.subscription = :subscription AND l.id > :after ORDE
 SELECT id FROM redrive_letters WHERE event_id = :event_id ORDER BY id
 
 -- name: letters_waiting
--- How many open letters wait behind this one; asked for one page at a time.
-SELECT count(*) FROM redrive_letters
-WHERE subscription = :subscription AND lane = :lane AND position > :position AND state IN ('retrying', 'dead')
+-- How many open letters wait behind this one: behind a head the rest of its lane, behind another they are counted.
+SELECT coalesce(
+  (SELECT n - 1 FROM redrive_lanes WHERE subscription = :subscription AND lane = :lane AND oldest = :position),
+  (SELECT count(*) FROM redrive_letters
+   WHERE subscription = :subscription AND lane = :lane AND position > :position AND state IN ('retrying', 'dead')))
 
 -- name: letters_ahead
 SELECT count(*) FROM (SELECT 1 FROM redrive_letters WHERE subscription = :subscription AND lane = :lane
@@ -513,11 +515,13 @@ SELECT position, max(rev), data FROM redrive_edits WHERE subscription = :subscri
 SELECT rev, data, audit FROM redrive_edits WHERE subscription = :subscription AND position = :position ORDER BY rev
 
 -- name: lanes_worst
--- Lanes by how many open letters they hold, most first, then by how long; from the index alone.
-SELECT lane, min(position), count(*) FROM redrive_letters INDEXED BY redrive_letters_open
-WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead')
-GROUP BY lane HAVING count(*) < :size OR (count(*) = :size AND min(position) > :position)
-ORDER BY count(*) DESC, min(position) LIMIT :limit
+-- Lanes by how many open letters they hold, most first, then by how long, after one with so many that is so old.
+SELECT lane, oldest, n FROM
+  (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n = :size AND oldest > :position
+   ORDER BY oldest LIMIT :limit)
+UNION ALL SELECT lane, oldest, n FROM
+  (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n < :size
+   ORDER BY n DESC, oldest LIMIT :limit)
 
 -- name: lane_ahead
 SELECT count(*) FROM redrive_letters
@@ -739,6 +743,14 @@ GROUP BY state, reason, type, fingerprint
 -- name: ledger_kept_counts
 SELECT state, reason, type, fingerprint, n FROM redrive_letter_counts WHERE subscription = :subscription
 
+-- name: ledger_lanes
+-- Lanes whose number of open letters, or whose head, is not kept as the letters have it.
+SELECT min(oldest) FROM
+  (SELECT lane, n, oldest FROM redrive_lanes WHERE subscription = :subscription
+   UNION ALL SELECT lane, -count(*), min(position) FROM redrive_letters
+   WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane)
+GROUP BY lane HAVING count(*) <> 2 OR sum(n) <> 0 OR min(oldest) <> max(oldest) ORDER BY 1
+
 -- name: ledger_lost_events
 -- Letters whose event is no longer in the log, or is another one.
 SELECT l.position FROM redrive_letters l
@@ -752,11 +764,23 @@ SELECT position FROM
    FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version))
 WHERE version <> before + 1 OR position < below ORDER BY position
 
+-- name: ledger_receipts
+-- Operations whose receipt is not what their letters say.
+SELECT o.id FROM redrive_operations o LEFT JOIN
+  (SELECT operation, count(*) AS n, sum(result IS 'applied') AS applied, sum(result IS 'failed') AS failed,
+          sum(result IS 'skipped') AS skipped, sum(asked = 1 AND result IS NULL) AS waiting
+   FROM redrive_operation_letters GROUP BY operation) l ON l.operation = o.id
+WHERE o.selected <> coalesce(l.n, 0) OR o.applied <> coalesce(l.applied, 0) OR o.failed <> coalesce(l.failed, 0)
+   OR o.skipped <> coalesce(l.skipped, 0) OR o.waiting <> coalesce(l.waiting, 0)
+UNION SELECT operation FROM redrive_operation_letters WHERE operation NOT IN (SELECT id FROM redrive_operations)
+ORDER BY 1
+
 -- name: ledger_orphans
 -- Subscriptions that other tables speak of and nobody has registered.
 SELECT subscription FROM redrive_progress WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 UNION SELECT subscription FROM redrive_letters WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 UNION SELECT subscription FROM redrive_done_chunks WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
+UNION SELECT subscription FROM redrive_lanes WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 ORDER BY 1
 
 -- ---------------------------------------------------------------- selections, operations, notes
@@ -824,12 +848,14 @@ SELECT last_failed_at FROM redrive_letters
 WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscription ORDER BY id DESC LIMIT 1
 
 -- name: cause_lanes
--- How many lanes the first so many letters of a cause hold back, and how many events wait in them.
-SELECT count(DISTINCT lane), coalesce(sum(behind), 0), max(last_failed_at) FROM
-  (SELECT coalesce(l.lane, char(1) || l.id) AS lane, l.last_failed_at, (SELECT count(*) FROM redrive_letters f WHERE f.subscription = l.subscription AND f.lane = l.lane
-                   AND f.state IN ('retrying', 'dead') AND f.position > l.position) AS behind
-   FROM redrive_letters l WHERE l.state = 'dead' AND l.fingerprint = :fingerprint AND l.subscription = :subscription
-   ORDER BY l.id LIMIT :limit)
+-- How many lanes the first so many letters of a cause hold back, and how many events wait in them. Behind a head waits
+-- the rest of its lane; behind another is counted.
+SELECT count(DISTINCT coalesce(lane, char(1) || id)), coalesce(sum(behind), 0), max(last_failed_at) FROM
+  (SELECT l.id, l.lane, l.last_failed_at, CASE WHEN l.lane IS NULL THEN 0 WHEN k.oldest = l.position THEN k.n - 1 ELSE
+          (SELECT count(*) FROM redrive_letters f WHERE f.subscription = l.subscription AND f.lane = l.lane
+           AND f.state IN ('retrying', 'dead') AND f.position > l.position) END AS behind
+   FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
+   WHERE l.state = 'dead' AND l.fingerprint = :fingerprint AND l.subscription = :subscription ORDER BY l.id LIMIT :limit)
 
 -- name: lane_letters
 -- What is open in a lane from a position on, in order.
@@ -847,19 +873,23 @@ INSERT INTO redrive_operations (action, who, reason, at, selected, rate) VALUES 
 INSERT INTO redrive_operation_letters (operation, letter, rev) VALUES (?, ?, ?)
 
 -- name: operation_get
-SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled FROM redrive_operations WHERE id = :id
+SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting,
+       selected - applied - failed - skipped - waiting
+FROM redrive_operations WHERE id = :id
 
 -- name: operation_page
-SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled FROM redrive_operations
-WHERE id < :before ORDER BY id DESC LIMIT :limit
-
--- name: operation_counts
-SELECT coalesce(result, CASE asked WHEN 1 THEN 'waiting' ELSE 'unasked' END), count(*) FROM redrive_operation_letters
-WHERE operation = :id GROUP BY 1
+SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting,
+       selected - applied - failed - skipped - waiting
+FROM redrive_operations WHERE id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: operation_results
 SELECT letter, result, why FROM redrive_operation_letters
 WHERE operation = :id AND letter > :after AND (:result IS NULL OR result = :result) ORDER BY letter LIMIT :limit
+
+-- name: operation_bad
+-- Those that failed or were skipped, a few among many.
+SELECT letter, result, why FROM redrive_operation_letters
+WHERE operation = :id AND letter > :after AND result = :result AND result IN ('failed', 'skipped') ORDER BY letter LIMIT :limit
 
 -- name: operation_unasked
 SELECT letter, rev FROM redrive_operation_letters
@@ -927,9 +957,9 @@ SELECT max(at) FROM (SELECT max(coalesce(settled_at, 0), lease_set_at) AS at FRO
 SELECT created_at FROM redrive_subscriptions WHERE id = :subscription
 
 -- name: doctor_lanes
--- The fullest lanes, from the index of open letters alone.
-SELECT subscription, lane, count(*) AS n FROM redrive_letters WHERE lane IS NOT NULL AND state IN ('retrying', 'dead')
-GROUP BY subscription, lane HAVING n >= :least ORDER BY n DESC LIMIT 20
+-- The fullest lanes.
+SELECT l.subscription, l.lane, l.n FROM redrive_progress p CROSS JOIN redrive_lanes l ON l.subscription = p.subscription
+WHERE l.n >= :least ORDER BY l.n DESC LIMIT 20
 
 -- name: doctor_old_dead
 -- Among the first letters of a subscription that are dead now: those held since before a time.
