@@ -791,7 +791,7 @@ SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.k
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
        l.edits, l.touched_at, l.resolved_by, s.source
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
-WHERE l.state = :state AND l.id > :after
+WHERE l.state = :state AND l.id > :after AND l.id <= :upto
   AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
   AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
   AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || char(1114111)))
@@ -828,6 +828,34 @@ WHERE l.state = 'dead' AND l.key = :key AND l.id > :after
   AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
   AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
 ORDER BY l.id LIMIT :limit
+
+-- name: select_letters_by_time
+-- The same, found by when they failed: a few among a million.
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l INDEXED BY redrive_letters_time JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.state = 'dead' AND l.id > :after AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
+  AND coalesce(l.last_failed_at, l.parked_at) < :to_time
+  AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
+  AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
+  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || char(1114111)))
+  AND (:error IS NULL OR instr(lower(l.error_type || ': ' || l.error_message), lower(:error)))
+  AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
+  AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
+ORDER BY l.id LIMIT :limit
+
+-- name: select_count_in_time
+-- How many dead letters failed in a time, counted up to a limit.
+SELECT count(*) FROM (SELECT 1 FROM redrive_letters l INDEXED BY redrive_letters_time
+WHERE l.state = 'dead' AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
+  AND coalesce(l.last_failed_at, l.parked_at) < :to_time LIMIT :limit)
+
+-- name: select_first_in_time
+-- The first letter above a number that failed in a time.
+SELECT min(l.id) FROM redrive_letters l INDEXED BY redrive_letters_time
+WHERE l.state = 'dead' AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
+  AND coalesce(l.last_failed_at, l.parked_at) < :to_time AND l.id > :after
 
 -- name: select_by_event
 -- Letters whose event id begins like this.

@@ -128,6 +128,7 @@ CREATE INDEX redrive_letters_page ON redrive_letters (state, id);
 CREATE INDEX redrive_letters_event ON redrive_letters (event_id);
 CREATE INDEX redrive_letters_cause ON redrive_letters (fingerprint, subscription, id) WHERE state = 'dead';
 CREATE INDEX redrive_letters_key ON redrive_letters (key, id) WHERE state = 'dead';
+CREATE INDEX redrive_letters_time ON redrive_letters (coalesce(last_failed_at, parked_at)) WHERE state = 'dead';
 
 CREATE TABLE redrive_attempts (                     -- append-only history of each letter
     id            INTEGER PRIMARY KEY,
