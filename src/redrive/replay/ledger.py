@@ -157,6 +157,7 @@ class Account:
         yield from _all("unasked_done", "done rows of events that its filter does not ask for",
                         [position for position in unasked if position not in explained])  # fmt: skip
         yield from self._none("log_holes", "ledger_log_holes", "the log has lost an event of the key before these")
+        yield from _all("strays", "events that a listing by type or time would miss", tx.logs.spans.strays(self.log))
         yield from self._ranges()
 
     def _ranges(self) -> Iterator[Violation]:

@@ -22,7 +22,7 @@ PAGE = 1000
 EVENT_CHARS_MIN = 4  # of an event's id; fewer are hardly ever unique
 RARE = 0.05  # below this share of all dead letters a cause is found by its own index
 FEW = 10_000  # letters of a time that are found by its index and sorted: 10 ms
-NEAR = 20_000  # numbers of letters that are looked at before the index on the time is asked where to go on
+NEAR = 5_000  # numbers of letters that are looked at before the index on the time is asked where to go on
 EVERYWHERE = 2**62  # above all numbers and times
 
 

@@ -159,6 +159,29 @@ WHERE position > :after AND position <= :upto AND time_us >= :since AND time_us 
   AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY position DESC LIMIT :limit
 
+-- name: span_last
+SELECT max(span) FROM redrive_spans
+
+-- name: span_add
+-- What lies between two positions. Twice through the events: grouping them by type, with their times, takes longer.
+INSERT INTO redrive_spans SELECT DISTINCT :span, log, type,
+       (SELECT min(time_us) FROM redrive_events WHERE position > :above AND position <= :upto),
+       (SELECT max(time_us) FROM redrive_events WHERE position > :above AND position <= :upto)
+FROM redrive_events NOT INDEXED WHERE position > :above AND position <= :upto
+
+-- name: spans_up
+-- Spans in which events that are asked for may lie.
+SELECT DISTINCT span FROM redrive_spans
+WHERE span >= :first AND span <= :last AND (:log IS NULL OR log = :log) AND high >= :since AND low < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY span LIMIT :limit
+
+-- name: spans_down
+SELECT DISTINCT span FROM redrive_spans
+WHERE span >= :first AND span <= :last AND (:log IS NULL OR log = :log) AND high >= :since AND low < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY span DESC LIMIT :limit
+
 -- name: events_between
 SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above AND position < :below LIMIT :limit)
 
@@ -764,6 +787,12 @@ SELECT position FROM
    FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version))
 WHERE version <> before + 1 OR position < below ORDER BY position
 
+-- name: ledger_strays
+-- Events below the end of the last span that their own span does not know.
+SELECT position FROM redrive_events e WHERE log = :log AND position < (SELECT (max(span) + 1) * :size FROM redrive_spans)
+  AND NOT EXISTS (SELECT 1 FROM redrive_spans s WHERE s.span = e.position / :size AND s.log = e.log AND s.type = e.type
+                  AND s.low <= e.time_us AND s.high >= e.time_us) ORDER BY position
+
 -- name: ledger_receipts
 -- Operations whose receipt is not what their letters say.
 SELECT o.id FROM redrive_operations o LEFT JOIN
@@ -1092,6 +1121,10 @@ WHERE e.position > :above AND e.position <= :upto GROUP BY e.type
 
 -- name: prune_events
 DELETE FROM redrive_events WHERE position IN (SELECT value FROM json_each(:positions))
+
+-- name: prune_spans
+DELETE FROM redrive_spans WHERE span < :before AND NOT EXISTS
+       (SELECT 1 FROM redrive_events WHERE position >= span * :size AND position < (span + 1) * :size)
 
 -- name: prune_range
 DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position

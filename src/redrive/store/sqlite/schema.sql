@@ -27,6 +27,16 @@ CREATE UNIQUE INDEX redrive_events_id ON redrive_events (log, id);
 CREATE UNIQUE INDEX redrive_events_key ON redrive_events (log, key, version) WHERE key IS NOT NULL;
 CREATE INDEX redrive_events_log ON redrive_events (log);    -- SQLite appends the rowid: (log, position)
 
+-- What lies in each stretch of 2048 positions, for listings. An index on types and times cost a fifth of an append.
+CREATE TABLE redrive_spans (
+    span INTEGER NOT NULL,                          -- position / 2048
+    log  INTEGER NOT NULL,
+    type TEXT NOT NULL,
+    low  INTEGER NOT NULL,                          -- the first and the last time_us of the whole span
+    high INTEGER NOT NULL,
+    PRIMARY KEY (span, log, type)
+) WITHOUT ROWID;
+
 CREATE TABLE redrive_subscriptions (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
     name       TEXT NOT NULL UNIQUE,
