@@ -17,6 +17,7 @@ from redrive.store.pruned import pruned_of
 from redrive.store.sql import Params
 
 POSITIONS_MAX = 100  # named per violation; their number is always exact
+PAGE = 10_000  # letters read at a time
 _EVERYWHERE = 2**62
 
 _STEPS = {(before.value, after.value) for (before, _), after in TRANSITIONS.items()}
@@ -193,6 +194,7 @@ class Account:
         for state, positions in self.unasked:
             if state != "discarded":  # a discard stays, also when a rebuild's filter no longer asks for the type
                 yield from _all("unasked_letters", "letters of events that its filter does not ask for", positions)
+        yield from _all("sieve", "dead letters that a search for their error would miss", self._unsaid())
         yield from self._steps()
         mine = {"subscription": self.row.id}
         counted = {tuple(row[:4]): row[4] for row in self.tx.sql.all("ledger_counts", mine)}
@@ -202,6 +204,13 @@ class Account:
                 state, reason, kind, _ = group
                 numbers = f"the counters say {kept.get(group, 0)}, the store has {counted.get(group, 0)}"
                 yield Violation("counters", f"letters {state}, {reason}, of type {kind}: {numbers}")
+
+    def _unsaid(self) -> list[int]:
+        found, after = [], 0
+        while page := self.tx.sql.all("ledger_said", {"subscription": self.row.id, "after": after, "limit": PAGE}):
+            found += [position for letter, position, *said in page if not self.tx.letters.sieve.has(letter, *said)]
+            after = page[-1][0]
+        return sorted(found)
 
     def _steps(self) -> Iterator[Violation]:
         """The journal tells no story that the table of a letter's life does not know."""

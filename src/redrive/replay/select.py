@@ -22,7 +22,7 @@ PAGE = 1000
 EVENT_CHARS_MIN = 4  # of an event's id; fewer are hardly ever unique
 RARE = 0.05  # below this share of all dead letters a cause is found by its own index
 FEW = 10_000  # letters of a time that are found by its index and sorted: 10 ms
-NEAR = 5_000  # numbers of letters that are looked at before the index on the time is asked where to go on
+NEAR = 20_000  # numbers of letters that are looked at before the index on the time is asked where to go on
 EVERYWHERE = 2**62  # above all numbers and times
 
 
@@ -149,11 +149,15 @@ def _matching(tx: StoreTx, selection: Selection, after: int, page: int) -> Itera
     causes, matching, total = _causes(tx, selection, values["subscription"])
     if matching == 0:
         return
-    if len(causes) == 1 or matching < RARE * total:
+    if matching < RARE * total or (len(causes) == 1 and selection.error is None):
         each = [
             _pages(tx, "select_letters_by_cause", {**values, "cause": cause, "of": of}, after) for cause, of in causes
         ]
         yield from merge(*each, key=lambda letter: letter.id)  # a page is asked for, not all that match
+        return
+    if selection.error is not None:
+        for above, upto in tx.letters.sieve.ranges(selection.error, after):
+            yield from _pages(tx, "select_letters", {**values, "upto": upto}, above)
         return
     if _is_in_time(selection):
         # Letters are numbered nearly as they fail: the first of a time may lie behind all that do not match.

@@ -793,6 +793,10 @@ SELECT position FROM redrive_events e WHERE log = :log AND position < (SELECT (m
   AND NOT EXISTS (SELECT 1 FROM redrive_spans s WHERE s.span = e.position / :size AND s.log = e.log AND s.type = e.type
                   AND s.low <= e.time_us AND s.high >= e.time_us) ORDER BY position
 
+-- name: ledger_said
+SELECT id, position, error_type, error_message FROM redrive_letters
+WHERE subscription = :subscription AND state = 'dead' AND id > :after ORDER BY id LIMIT :limit
+
 -- name: ledger_receipts
 -- Operations whose receipt is not what their letters say.
 SELECT o.id FROM redrive_operations o LEFT JOIN
@@ -885,6 +889,15 @@ WHERE l.state = 'dead' AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
 SELECT min(l.id) FROM redrive_letters l INDEXED BY redrive_letters_time
 WHERE l.state = 'dead' AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
   AND coalesce(l.last_failed_at, l.parked_at) < :to_time AND l.id > :after
+
+-- name: sieve_get
+SELECT bits FROM redrive_sieve WHERE letters = ?
+
+-- name: sieve_put
+INSERT INTO redrive_sieve VALUES (?, ?) ON CONFLICT (letters) DO UPDATE SET bits = excluded.bits
+
+-- name: sieve_page
+SELECT letters, bits FROM redrive_sieve WHERE letters >= ? ORDER BY letters LIMIT ?
 
 -- name: select_by_event
 -- Letters whose event id begins like this.
@@ -1125,6 +1138,10 @@ DELETE FROM redrive_events WHERE position IN (SELECT value FROM json_each(:posit
 -- name: prune_spans
 DELETE FROM redrive_spans WHERE span < :before AND NOT EXISTS
        (SELECT 1 FROM redrive_events WHERE position >= span * :size AND position < (span + 1) * :size)
+
+-- name: prune_sieve
+DELETE FROM redrive_sieve WHERE NOT EXISTS (SELECT 1 FROM redrive_letters l
+       WHERE l.id >= redrive_sieve.letters * :letters AND l.id < (redrive_sieve.letters + 1) * :letters)
 
 -- name: prune_range
 DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position

@@ -140,6 +140,11 @@ CREATE INDEX redrive_letters_cause ON redrive_letters (fingerprint, subscription
 CREATE INDEX redrive_letters_key ON redrive_letters (key, id) WHERE state = 'dead';
 CREATE INDEX redrive_letters_time ON redrive_letters (coalesce(last_failed_at, parked_at)) WHERE state = 'dead';
 
+CREATE TABLE redrive_sieve (                        -- pieces of what dead letters say, see store/sieve.py
+    letters INTEGER PRIMARY KEY,                    -- the number of a letter / 128
+    bits    BLOB NOT NULL
+);
+
 CREATE TABLE redrive_attempts (                     -- append-only history of each letter
     id            INTEGER PRIMARY KEY,
     letter        INTEGER NOT NULL,
