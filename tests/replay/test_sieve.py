@@ -63,14 +63,14 @@ def find(harness: Harness, text: str) -> list[int]:
     return [letter for (letter,) in rows]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_part_of_every_error_is_found(said: Harness, seed: int) -> None:
     dice, store = random.Random(seed), said.app.runtime.store
     speak(said, dice, 80)
     letters = [letter for letter in said.letters() if letter.state == "dead"]
     texts = [f"{letter.error_type}: {letter.error_message}" for letter in letters]
     assert len(texts) > 40
-    for _ in range(100):
+    for _ in range(60):
         text = dice.choice(texts)
         low, high = sorted(dice.choices(range(len(text) + 1), k=2))
         part = dice.choice([str.upper, str.lower, str])(text[low : high if dice.random() < 0.5 else low + 5])
