@@ -57,6 +57,7 @@ INSERT INTO redrive_operation_letters (operation, letter, rev, asked, result, wh
 SELECT iif(id <= :n / 3, 1, 2 + id % 55), id, 0, 1, iif(id % 7 = 0, 'failed', 'applied'), ''
 FROM redrive_letters WHERE id <= :n / 3 + 500
 """
+SAID = "SELECT id, error_type, error_message FROM redrive_letters WHERE state = 'dead' AND id > ? AND id <= ?"
 
 
 def build(path: Path, n: int, events: Path) -> None:
@@ -80,6 +81,16 @@ def build(path: Path, n: int, events: Path) -> None:
     connection.execute(OPERATED, {"n": n})
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
+    _sift(path, n)
+
+
+def _sift(path: Path, n: int) -> None:
+    """What no trigger keeps: the sieve through which `--error` searches."""
+    app = App(str(path))
+    for at in range(0, n, CHUNK):
+        with app.runtime.store.transaction() as tx:
+            tx.letters.sieve.add(tx.connection.execute(SAID, (at, at + CHUNK)).fetchall())
+    app.close()
 
 
 def look(folder: Path, template: str, n: int) -> Figures:

@@ -30,7 +30,7 @@ PUBLIC_METHODS_MAX = 12
 DOCSTRING_LINES_MAX = 10
 
 # What each part of the package may import of the package, besides itself.
-SHARED = {
+SHARED = {"version",
     "clock", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader", "settings",
     "subscription", "types", "units",
 }  # fmt: skip

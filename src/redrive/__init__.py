@@ -25,8 +25,9 @@ from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
 from redrive.sources.log import Log
 from redrive.types import event
+from redrive.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "App",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -246,6 +247,28 @@ def test_listings_agree_with_a_plain_look_at_the_log(bank: Any) -> None:
 
 
 # ------------------------------------------------------------ lanes and state
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lanes_are_listed_as_their_letters_lie_whatever_happened_to_them(bank: Any, seed: int) -> None:
+    dice, store = random.Random(seed), bank.app.runtime.store
+    for _ in range(12):
+        for _ in range(dice.randrange(6)):
+            bank.deposit(dice.choice([*"abcde", None]), 1, dice.choice(["", "poison", "poison"]))
+        bank.run()
+        bank.bad ^= {"poison"} if dice.random() < 0.3 else set()
+        desk, dead = bank.desk.letters, bank.desk.letters.list()
+        for letter in dice.sample(dead, min(2, len(dead))):
+            dice.choice([desk.discard, desk.replay])(letter.id, "so it is")
+        if dice.random() < 0.1:
+            bank.desk.reset(dice.choice(["balances", "remind"]), "again")
+        bank.check_sound()
+        counted = bank.harness.query(
+            "SELECT s.name, lane, count(*) - 1, min(position) FROM redrive_letters l JOIN redrive_subscriptions s "
+            "ON s.id = l.subscription WHERE lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY s.id, lane "
+            "ORDER BY count(*) DESC, min(position), s.id"
+        )
+        assert [(one.subscription, one.lane, one.waiting, one.head.position) for one in lanes(store)] == counted
 
 
 def test_the_worst_lane_comes_first_and_pages_follow(bank: Any) -> None:

@@ -89,6 +89,10 @@ DAMAGES = {
     "a counter that is off": ("counters", "UPDATE redrive_letter_counts SET n = n + 1 WHERE state = 'dead'"),
     "a counter that is gone": ("counters", "DELETE FROM redrive_letter_counts WHERE state = 'discarded'"),
     "a counter of nothing": ("counters", "INSERT INTO redrive_letter_counts VALUES (1, 'dead', 'x', 'y', 'z', 1)"),
+    "a lane that counts too many": ("lanes", "UPDATE redrive_lanes SET n = n + 1 WHERE lane = 'b'"),
+    "a lane that is forgotten": ("lanes", "DELETE FROM redrive_lanes WHERE lane = 'b' AND subscription = 1"),
+    "a lane of nothing": ("lanes", "INSERT INTO redrive_lanes VALUES (1, 'nobody', 1, 2)"),
+    "a lane with another head": ("lanes", "UPDATE redrive_lanes SET oldest = oldest + 1"),
     "an event that was deleted under a letter": ("lost_events", "DELETE FROM redrive_events WHERE position = 2"),
     "an event that is another one": ("lost_events", "UPDATE redrive_events SET id = 'other' WHERE position = 2"),
     "an applied event that was deleted": ("balance", "DELETE FROM redrive_events WHERE position = 1"),
@@ -132,6 +136,27 @@ def test_progress_that_jumped_over_an_event_is_found(books: Any) -> None:
 def test_rows_of_a_subscription_that_nobody_knows_are_found(books: Any) -> None:
     damage(books, "DELETE FROM redrive_subscriptions WHERE id = 1")
     assert [v.violations[0].rule for v in books.desk.verify() if v.subscription == "#1"] == ["orphan"]
+
+
+RECEIPTS = {
+    "a success too many": "UPDATE redrive_operations SET applied = applied + 1",
+    "a failure that is forgotten": "UPDATE redrive_operations SET failed = 0, waiting = 1",
+    "a selection that grew": "UPDATE redrive_operations SET selected = 9",
+    "a letter that is gone": "DELETE FROM redrive_operation_letters",
+    "letters of no operation": "INSERT INTO redrive_operation_letters (operation, letter, rev) VALUES (1, 99, 0)",
+}
+
+
+@pytest.mark.parametrize("what", RECEIPTS)
+def test_a_receipt_that_is_not_what_came_of_the_letters_is_found(books: Any, what: str) -> None:
+    number = books.desk.bulk.begin("replay", [books.desk.letters.get(books.letter("balances", 2))], "again")
+    books.desk.bulk.ask(number, lambda rows, ticket: books.desk.letters.replay(rows, "again", within=ticket))
+    books.run()
+    assert books.desk.bulk.get(number).failed == 1
+    books.check_sound()
+    damage(books, RECEIPTS[what])
+    (verdict,) = [one for one in books.desk.verify() if not one.sound]
+    assert (verdict.subscription, verdict.violations[0].rule) == (f"operation {number}", "receipt")
 
 
 def test_the_positions_of_a_violation_are_exact(books: Any) -> None:

@@ -46,8 +46,13 @@ def matches(letter: LetterRow, chosen: Selection) -> bool:
 
 
 @pytest.mark.parametrize("rare", [0.0, 0.05, 2.0])  # by the page, as it is, and always by cause
-def test_every_combination_finds_what_a_scan_finds(many: Any, rare: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("few", "near"), [(10_000, 20_000), (0, 5), (5, 0)])  # always by time, never, sometimes
+def test_every_combination_finds_what_a_scan_finds(
+    many: Any, rare: float, few: int, near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(selecting, "RARE", rare)
+    monkeypatch.setattr(selecting, "FEW", few)
+    monkeypatch.setattr(selecting, "NEAR", near)
     store, letters = many.app.runtime.store, everything(many)
     assert len(letters) > 6
     middle = sorted(letter.last_failed_at or 0.0 for letter in letters)[len(letters) // 2]
@@ -56,13 +61,16 @@ def test_every_combination_finds_what_a_scan_finds(many: Any, rare: float, monke
         "key": [None, "a", "z"],
         "reason": [None, "rejected", "no such"], "error": [None, "POISON", "reject: note other", "nothing"],
         "fingerprint": [None, letters[0].fingerprint, letters[0].fingerprint[:4], "zzz"],
-        "since": [None, middle], "until": [None, middle],
+        "since": [None, middle, middle + 20, 0.0, 1e12], "until": [None, middle, middle - 20, 0.0, 1e12],
     }  # fmt: skip
     dice = random.Random(1)
     for _ in range(300):
         chosen = Selection(**{name: dice.choice(values + [None] * 3) for name, values in options.items()})
         expected = [letter.id for letter in letters if matches(letter, chosen)]
         assert [letter.id for letter in select(store, chosen)] == sorted(expected), chosen
+        after = dice.choice(letters).id
+        page = [letter.id for letter in select(store, chosen, after=after, limit=2)]
+        assert page == [number for number in sorted(expected) if number > after][:2], (chosen, after)
 
 
 def test_pages_and_heads(many: Any) -> None:

@@ -31,6 +31,7 @@ from redrive.errors import CommitUnknown, StoreError
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head, Lanes
 from redrive.policy.lease import Lease
+from redrive.policy.partitions import Share
 from redrive.policy.progress import Plan, Window
 from redrive.runner.bridge import Bridge
 from redrive.runner.desk import Desk
@@ -453,7 +454,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("every owner takes the events of all partitions", "14", **PARTITIONED)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Duty, "has", lambda self, row: True)
+    patch.setattr(Share, "has_event", lambda self, event_id, key: True)
 
 
 @mutant("a partition drops its marks before the others have passed them", "14", **PARTITIONED)

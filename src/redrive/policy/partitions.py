@@ -7,6 +7,7 @@ guess costs a hand-over and never an effect: the epoch keeps two owners apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from zlib import crc32
 
 PARTITIONS_MAX = 1024
@@ -19,6 +20,22 @@ def place(route: str, count: int) -> int:
     3
     """
     return crc32(route.encode()) % count
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one owner has of a subscription: one of so many partitions."""
+
+    partition: int = 0
+    partitions: int = 1
+
+    def has(self, route: str) -> bool:
+        """Does what has this key, or this id if it has no key, belong to us?"""
+        return self.partitions == 1 or place(route, self.partitions) == self.partition
+
+    def has_event(self, event_id: str, key: str | None) -> bool:
+        """The same for an event."""
+        return self.has(event_id if key is None else key)
 
 
 def quotas(partitions: int, workers: Collection[str], subscription: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ from redrive.store.port import LetterRow, StoreTx
 
 CHUNK_MAX = 200  # letters asked for at a time
 CANCELLED = "the operation was cancelled"
-WAITING, UNASKED = "waiting", "unasked"
+BAD = ("failed", "skipped")  # results that have an index of their own
 
 Deed = Callable[[Sequence[LetterRow], Ticket], Receipt]
 
@@ -130,7 +130,7 @@ class BulkDesk:
             row = tx.sql.one("operation_get", {"id": number})
             if row is None:
                 raise UsageError(f"there is no operation {number}; `redrive ops` lists those there are")
-            return _operation(tx, row)
+            return _operation(row)
 
     def is_waiting(self, number: int, of: Collection[str] | None = None) -> bool:
         """Has anything it asked for still to run, in these subscriptions, or what waited behind it?"""
@@ -144,13 +144,14 @@ class BulkDesk:
         """Operations, the newest first."""
         with self._store.reading() as tx:
             rows = tx.sql.all("operation_page", {"before": before, "limit": limit})
-            return [_operation(tx, row) for row in rows]
+            return [_operation(row) for row in rows]
 
     def results(self, number: int, result: str | None = None, after: int = 0, limit: int = 1000) -> list[Result]:
         """What came of each letter, a page at a time."""
         values = {"id": number, "result": result, "after": after, "limit": limit}
+        query = "operation_bad" if result in BAD else "operation_results"
         with self._store.reading() as tx:
-            return [Result(*row) for row in tx.sql.all("operation_results", values)]
+            return [Result(*row) for row in tx.sql.all(query, values)]
 
     def _unasked(self, number: int, action: str) -> dict[int, LetterRow | None]:
         """The next letters, each at the revision that was selected; of a lane that is closed the last one first."""
@@ -165,12 +166,6 @@ class BulkDesk:
             return [(row[0], row[1]) for row in tx.sql.all("operation_waiting", {"id": number, "limit": CHUNK_MAX})]
 
 
-def _operation(tx: StoreTx, row: Sequence[Any]) -> Operation:
-    counts: dict[str, int] = dict(tx.sql.all("operation_counts", {"id": row[0]}))
-    names = ("applied", "failed", "skipped", WAITING, UNASKED)
-    applied, failed, skipped, waiting, unasked = (counts.get(name, 0) for name in names)
-    number, action, who, reason, at, selected, rate, ended_at, cancelled = row
-    return Operation(
-        number, action, who, reason, at, selected, rate, ended_at, bool(cancelled),
-        applied, failed, skipped, waiting, unasked,
-    )  # fmt: skip
+def _operation(row: Sequence[Any]) -> Operation:
+    number, action, who, reason, at, selected, rate, ended_at, cancelled, *receipt = row
+    return Operation(number, action, who, reason, at, selected, rate, ended_at, bool(cancelled), *receipt)

@@ -15,7 +15,7 @@ from redrive.policy.action import BEHIND_HEAD
 from redrive.replay.deed import Operator, find
 from redrive.store.port import Store, StoreTx
 
-LOOKED_AT = 10_000  # letters whose lanes are counted, over all causes that are listed
+LOOKED_AT = 3_000  # letters whose lanes are counted, over all causes that are listed
 
 
 class Note(NamedTuple):

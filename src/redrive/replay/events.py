@@ -114,10 +114,16 @@ def _page(
         numbers = list(names) if wanted.log is None else [find_log(tx, wanted.log)]
         each = [tx.sql.all(f"events_of_key_{way}", {**values, "log": number, "key": wanted.key}) for number in numbers]
         rows = sorted((row for of_log in each for row in of_log), key=lambda row: row[0], reverse=newest)[:limit]
-    elif wanted.log is not None:
-        rows = tx.sql.all(f"events_{way}", {**values, "log": find_log(tx, wanted.log)})
     else:
-        rows = tx.sql.all(f"events_anywhere_{way}", values)
+        log = None if wanted.log is None else find_log(tx, wanted.log)
+        query = f"events_anywhere_{way}" if log is None else f"events_{way}"
+        everything = wanted.type is None and wanted.since is None and wanted.until is None
+        where = {**values, "log": log}
+        rows = []
+        for above, until in [(after, upto)] if everything else tx.logs.spans.ranges(where, newest=newest):
+            rows += tx.sql.all(query, {**where, "after": above, "upto": until, "limit": limit - len(rows)})
+            if len(rows) == limit:
+                break
     return [_row(row, names) for row in (reversed(rows) if newest else rows)]
 
 

@@ -17,6 +17,7 @@ from redrive.store.pruned import pruned_of
 from redrive.store.sql import Params
 
 POSITIONS_MAX = 100  # named per violation; their number is always exact
+PAGE = 10_000  # letters read at a time
 _EVERYWHERE = 2**62
 
 _STEPS = {(before.value, after.value) for (before, _), after in TRANSITIONS.items()}
@@ -63,6 +64,9 @@ def verify(store: Store, plain: Collection[str] = ()) -> list[Verdict]:
         for (orphan,) in tx.sql.all("ledger_orphans"):
             message = "rows of a subscription that is not registered: its name is lost"
             verdicts.append(Verdict(f"#{orphan}", violations=(Violation("orphan", message),)))
+        for (operation,) in tx.sql.all("ledger_receipts"):
+            message = "its receipt is not what came of its letters"
+            verdicts.append(Verdict(f"operation {operation}", violations=(Violation("receipt", message),)))
     return verdicts
 
 
@@ -154,6 +158,7 @@ class Account:
         yield from _all("unasked_done", "done rows of events that its filter does not ask for",
                         [position for position in unasked if position not in explained])  # fmt: skip
         yield from self._none("log_holes", "ledger_log_holes", "the log has lost an event of the key before these")
+        yield from _all("strays", "events that a listing by type or time would miss", tx.logs.spans.strays(self.log))
         yield from self._ranges()
 
     def _ranges(self) -> Iterator[Violation]:
@@ -183,11 +188,13 @@ class Account:
             ("lost_edits", "ledger_lost_edits", "letters whose edited data is not there"),
             ("unaudited", "ledger_unaudited", "edits or skipped ranges without an audit row"),
             ("misfiled", "ledger_misfiled", "letters in a lane that its order does not have"),
+            ("lanes", "ledger_lanes", "lanes that hold another number of letters, or another head, than is kept"),
         ):
             yield from self._none(rule, query, message)
         for state, positions in self.unasked:
             if state != "discarded":  # a discard stays, also when a rebuild's filter no longer asks for the type
                 yield from _all("unasked_letters", "letters of events that its filter does not ask for", positions)
+        yield from _all("sieve", "dead letters that a search for their error would miss", self._unsaid())
         yield from self._steps()
         mine = {"subscription": self.row.id}
         counted = {tuple(row[:4]): row[4] for row in self.tx.sql.all("ledger_counts", mine)}
@@ -197,6 +204,13 @@ class Account:
                 state, reason, kind, _ = group
                 numbers = f"the counters say {kept.get(group, 0)}, the store has {counted.get(group, 0)}"
                 yield Violation("counters", f"letters {state}, {reason}, of type {kind}: {numbers}")
+
+    def _unsaid(self) -> list[int]:
+        found, after = [], 0
+        while page := self.tx.sql.all("ledger_said", {"subscription": self.row.id, "after": after, "limit": PAGE}):
+            found += [position for letter, position, *said in page if not self.tx.letters.sieve.has(letter, *said)]
+            after = page[-1][0]
+        return sorted(found)
 
     def _steps(self) -> Iterator[Violation]:
         """The journal tells no story that the table of a letter's life does not know."""

@@ -82,6 +82,8 @@ def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "") -> 
         for state in (*GONE, "discarded"):
             _prune_letters(operator, row, state, done)
     done.events = [prune_events(operator.store, one) for one in plan.events]
+    with operator.store.transaction() as tx:
+        tx.letters.sieve.prune()
     operator.tell("prune", what.subscription or "", target)
     return done
 

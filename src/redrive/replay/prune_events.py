@@ -108,6 +108,7 @@ def prune_events(store: Store, plan: EventPlan) -> EventPlan:
             for row in _readers(tx, plan):
                 _recount_ranges(tx, plan.number, row, positions[-1])
             keep_pruned_upto(tx, plan.number, max(positions[-1], pruned_upto(tx, plan.number)))
+            tx.logs.spans.prune(positions[-1])
     return replace(plan, events=events, letters=letters)
 
 

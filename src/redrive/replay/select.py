@@ -21,6 +21,9 @@ from redrive.store.port import LetterRow, Store, StoreTx
 PAGE = 1000
 EVENT_CHARS_MIN = 4  # of an event's id; fewer are hardly ever unique
 RARE = 0.05  # below this share of all dead letters a cause is found by its own index
+FEW = 10_000  # letters of a time that are found by its index and sorted: 10 ms
+NEAR = 20_000  # numbers of letters that are looked at before the index on the time is asked where to go on
+EVERYWHERE = 2**62  # above all numbers and times
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +143,39 @@ def _matching(tx: StoreTx, selection: Selection, after: int, page: int) -> Itera
     if selection.key is not None:
         yield from _pages(tx, "select_letters_by_key", values, after)
         return
+    if _is_in_time(selection) and _is_few(tx, values):
+        yield from _pages(tx, "select_letters_by_time", values, after)
+        return
     causes, matching, total = _causes(tx, selection, values["subscription"])
     if matching == 0:
         return
-    if len(causes) == 1 or matching < RARE * total:
+    if matching < RARE * total or (len(causes) == 1 and selection.error is None):
         each = [
             _pages(tx, "select_letters_by_cause", {**values, "cause": cause, "of": of}, after) for cause, of in causes
         ]
         yield from merge(*each, key=lambda letter: letter.id)  # a page is asked for, not all that match
         return
+    if selection.error is not None:
+        for above, upto in tx.letters.sieve.ranges(selection.error, after):
+            yield from _pages(tx, "select_letters", {**values, "upto": upto}, above)
+        return
+    if _is_in_time(selection):
+        # Letters are numbered nearly as they fail: the first of a time may lie behind all that do not match.
+        near = after + NEAR
+        yield from _pages(tx, "select_letters", {**values, "upto": near}, after)
+        first = tx.sql.value("select_first_in_time", {**values, "after": near})
+        if first is None:
+            return
+        after = first - 1
     yield from _pages(tx, "select_letters", values, after)
+
+
+def _is_in_time(selection: Selection) -> bool:
+    return selection.since is not None or selection.until is not None
+
+
+def _is_few(tx: StoreTx, values: dict[str, Any]) -> bool:
+    return int(tx.sql.value("select_count_in_time", {**values, "limit": FEW})) < FEW
 
 
 def _values(tx: StoreTx, selection: Selection) -> dict[str, Any]:
@@ -159,7 +185,11 @@ def _values(tx: StoreTx, selection: Selection) -> dict[str, Any]:
     fields = ("type", "key", "reason", "error", "fingerprint", "since", "until")
     subscription = None if selection.subscription is None else find(tx, selection.subscription).id
     values = {name: getattr(selection, name) for name in fields}
-    return {**values, "subscription": subscription, "state": State.DEAD.value}
+    span = {
+        "from_time": -EVERYWHERE if selection.since is None else selection.since,
+        "to_time": EVERYWHERE if selection.until is None else selection.until,
+    }
+    return {**values, **span, "subscription": subscription, "state": State.DEAD.value, "upto": EVERYWHERE}
 
 
 def _causes(tx: StoreTx, selection: Selection, subscription: int | None) -> tuple[list[tuple[str, int]], int, int]:

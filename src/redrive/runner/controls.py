@@ -14,7 +14,7 @@ from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.runner.call import find_key
-from redrive.runner.duty import Duty
+from redrive.runner.duty import Duty, is_asked
 from redrive.store.filters import Asked
 from redrive.store.port import LetterRow, StoreTx
 
@@ -38,7 +38,7 @@ def perform(duty: Duty, busy: Busy) -> None:
     """Answer what was asked, except where the lane is busy: that waits. Runs where writing happens."""
     with duty.engine.store.reading() as tx:
         asked = [(control, tx.letters.get(control.letter)) for control in map(Control._make, tx.books.asked(duty.id))]
-    mine = [(control, letter) for control, letter in asked if duty.is_asked(letter)]
+    mine = [(control, letter) for control, letter in asked if is_asked(duty, letter)]
     ready = [control for control, letter in mine if letter is None or _is_idle(duty, letter, busy)]
     for control in ready:
         _answer(duty, control)

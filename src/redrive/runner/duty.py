@@ -21,7 +21,7 @@ from redrive.observe.signals import Signals
 from redrive.policy.lanes import Head, Lanes, rebased
 from redrive.policy.lease import Lease, is_crash
 from redrive.policy.outcome import Crashed, Outcome
-from redrive.policy.partitions import place
+from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
 from redrive.runner.call import find_key
 from redrive.settings import Settings
@@ -79,7 +79,7 @@ class Duty:
         self, engine: Engine, subscription: Subscription, row: Subscribed, epoch: int, partition: int = 0
     ) -> None:
         self.engine, self.subscription, self.id, self.epoch = engine, subscription, row.id, epoch
-        self.row, self.partition, self.partitions = row, partition, subscription.partitions
+        self.row, self.share = row, Share(partition, subscription.partitions)
         self.member = member_of(row.id, partition)
         self.emitter = Emitter(subscription.name, engine.types, engine.env)
         self.window = Window(0)
@@ -112,7 +112,7 @@ class Duty:
         self._check_anchor(tx, row.position, row.anchor)
         self._check_declared(tx)
         done = tx.progress.done.all(self.member)
-        elsewhere = set(tx.progress.done.of(self.id, row.position)) - set(done) if self.partitions > 1 else ()
+        elsewhere = set(tx.progress.done.of(self.id, row.position)) - set(done) if self.share.partitions > 1 else ()
         self.window = Window(row.position, done, elsewhere)
         self.paused, self.quiet_until = bool(row.paused), row.quiet_until
         self.load_lanes(tx, row.parked_version)
@@ -129,7 +129,7 @@ class Duty:
         if crashed or self.charges:
             self.horizon = self._find_horizon(tx, max([row.position, *done]))
             now = env.clock.now()
-            self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id, self.is_mine)
+            self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id, self.share.has)
                              if head.state == "retrying" and head.due_at <= now}  # fmt: skip
 
     def _find_horizon(self, tx: StoreTx, settled: int) -> int:
@@ -139,33 +139,19 @@ class Duty:
         horizon = settled
         while left > 0:
             rows = tx.logs.after(self.log_id, horizon, limit)
-            mine = [row[0] for row in rows if self.has(row)][:left]
+            mine = [row[0] for row in rows if self.share.has_event(row[1], row[3])][:left]
             left -= limit if projects else len(mine)
             if len(rows) < limit or left <= 0:
                 return int(mine[-1] if mine else horizon if rows or settled else 0)
             horizon = rows[-1][0]
         return int(horizon)
 
-    def is_mine(self, route: str) -> bool:
-        """Does what has this key, or this id if it has no key, belong to our partition?"""
-        return self.partitions == 1 or place(route, self.partitions) == self.partition
-
-    def has(self, row: Row) -> bool:
-        """The same for an event of the log."""
-        return self.is_mine(row[1] if row[3] is None else row[3])
-
-    def is_asked(self, letter: LetterRow | None) -> bool:
-        """Is it ours to answer what an operator asks about this letter? About one that is gone, the first answers."""
-        if letter is None:
-            return self.partition == 0
-        return self.is_mine(letter.event_id if letter.key is None else letter.key)
-
     def load_lanes(self, tx: StoreTx, parked_version: int) -> None:
         """Read the open letters again: somebody else changed them."""
-        heads = tx.letters.heads(self.id, self.is_mine)
+        heads = tx.letters.heads(self.id, self.share.has)
         self.lanes = Lanes(heads, now=self.engine.env.clock.now(), delay_max=DELAY_MAX)
         self.parked_version = parked_version
-        self.controls = any(self.is_asked(tx.letters.get(letter)) for _, _, letter, *_ in tx.books.asked(self.id))
+        self.controls = any(is_asked(self, tx.letters.get(letter)) for _, _, letter, *_ in tx.books.asked(self.id))
 
     def head(self, tx: StoreTx, lane: str, now: float) -> Head | None:
         """The head of a lane, as the store has it in this transaction."""
@@ -249,7 +235,7 @@ class Duty:
         types, order = sorted(tx.progress.filters(self.id)[-1][1]), self.subscription.order
         known = next(row for row in tx.progress.all() if row.id == self.id)
         count = len(tx.progress.members(self.id))
-        if types != sorted(self.subscription.types) or known.ordering != order or count != self.partitions:
+        if types != sorted(self.subscription.types) or known.ordering != order or count != self.share.partitions:
             raise Halted(
                 f"{self.subscription.name}: another version of this program declares it with types "
                 f"{', '.join(types) or '(all)'}, order {known.ordering!r} and {count} partitions; "
@@ -267,3 +253,10 @@ class Duty:
                 f"{self.subscription.source!r} has {found or 'nothing'} there: was the file restored from a backup? "
                 f"Restore the newer file, or run `redrive rebuild {self.subscription.name}` to start over"
             )
+
+
+def is_asked(duty: Duty, letter: LetterRow | None) -> bool:
+    """Is it this owner's to answer what an operator asks about a letter? About one that is gone, the first answers."""
+    if letter is None:
+        return duty.share.partition == 0
+    return duty.share.has_event(letter.event_id, letter.key)

@@ -54,9 +54,9 @@ class Handling:
             self.desk.add_fresh(self._works(rows))
             return len(rows)
         plain, wants, lane_of = subscription.key_by is None, subscription.wants, subscription.lane_of
-        self.lane_full, alone = "", duty.partitions == 1
+        self.lane_full, alone = "", duty.share.partitions == 1
         for count, row in enumerate(rows):
-            if not (wants(row[2]) and (alone or duty.has(row))):
+            if not (wants(row[2]) and (alone or duty.share.has_event(row[1], row[3]))):
                 window.skip(row[0])
                 continue
             event = duty.event(row)
@@ -81,7 +81,7 @@ class Handling:
         """Nothing parked, nothing suspected, nothing filtered, keys as stored."""
         duty = self.duty
         odd = (
-            duty.partitions > 1
+            duty.share.partitions > 1
             or duty.lanes
             or duty.horizon
             or duty.suspects

@@ -159,8 +159,8 @@ class Projector:
         batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
         if not all(map(subscription.wants, {row[2] for row in rows})):
             batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
-        if duty.partitions > 1:
-            batch.rows = [row for row in batch.rows if duty.has(row)]
+        if duty.share.partitions > 1:
+            batch.rows = [row for row in batch.rows if duty.share.has_event(row[1], row[3])]
         if duty.window.has_done():
             batch.rows = [row for row in batch.rows if not duty.window.is_done(row[0])]
         return batch

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 
-from redrive import __version__
 from redrive.policy.partitions import may_want, quotas, surplus
 from redrive.runner.duty import Engine
 from redrive.store.port import StoreTx, Subscribed
 from redrive.store.progress import partition_of
 from redrive.subscription import Subscription
+from redrive.version import VERSION
 
 FORGET_AFTER = 10.0  # lease times; until then `redrive workers` shows who has fallen silent
 
@@ -43,7 +43,7 @@ class Roster:
         now = env.clock.now()
         with self._engine.store.transaction() as tx:
             mine = {
-                "owner": env.owner, "version": __version__, "started_at": self._started_at, "now": now,
+                "owner": env.owner, "version": VERSION, "started_at": self._started_at, "now": now,
                 "runs": json.dumps(dict(sorted(runs.items()))),
             }  # fmt: skip
             tx.sql.run("worker_beat", mine)

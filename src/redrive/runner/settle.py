@@ -297,11 +297,13 @@ class Settling:
         """
         self._write_gathered()
         duty, window, progress = self.duty, self.duty.window, self.tx.progress
-        others = progress.floor(duty.id, duty.member) if duty.partitions > 1 else NO_FLOOR
+        others = NO_FLOOR
+        if duty.share.partitions > 1:  # how far the slowest of the others is
+            others = min(row.position for row in progress.members(duty.id) if row.member != duty.member)
         plan = window.plan(self.settled, others) if upto is None else window.pass_to(upto, settled, others)
         self._plan = plan
         if plan.add or plan.pruned or plan.prefix != window.position:
-            progress.move_done(duty.member, plan.add, plan.floor, plan.pruned)
+            progress.done.move(duty.member, plan.add, plan.floor, plan.pruned)
         last = self._last
         anchor = None
         if plan.prefix != self.duty.window.position:

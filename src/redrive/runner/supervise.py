@@ -149,7 +149,7 @@ class Supervisor:
             self.wakes[post].ring()
 
     def _owned(self, name: str) -> list[int]:
-        return [duty.partition for loop in self.loops.values() if (duty := loop.duty).subscription.name == name]
+        return [duty.share.partition for loop in self.loops.values() if (duty := loop.duty).subscription.name == name]
 
     # ------------------------------------------------------------ one subscription
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from redrive.codec import from_json, to_json
 from redrive.errors import IdConflict, UsageError, VersionConflict
 from redrive.event import NewEvent
+from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
 
 Batch = tuple[str, Sequence[NewEvent]]  # a log's name, and what is appended to it
@@ -22,8 +23,10 @@ INSERT_MAX = 64  # rows per statement: each is cheaper than the one before, here
 
 
 class Names(Protocol):
-    """Who knows the number of a log."""
+    """Who knows the number of a log, and is told how far the logs have grown."""
 
+    @property
+    def spans(self) -> Spans: ...
     def id_of(self, name: str, *, create: bool = False) -> int: ...
 
 
@@ -63,6 +66,8 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
                 raise UsageError("expected_version needs a key: versions count within a key")
             waiting.append((log, id, kind, key, version, schema, time_us, headers, data))
     _insert(sql, waiting, rows)
+    if rows:
+        names.spans.passed(rows[-1][0])
     return rows, repeated
 
 

@@ -72,6 +72,16 @@ class Done:
             self._sql.run("done_drop", (member, boundary))
         return passed
 
+    def move(self, member: int, add: Sequence[int], floor: int, expected: int) -> None:
+        """Mark settled positions above the floor, given in order; drop the marks that it has passed.
+
+        A repeated one, or another number passed than we knew of, means: somebody else settled here, look again.
+        """
+        if add:
+            self.add(member, add)
+        if self.prune(member, floor) != expected:
+            raise Fenced(f"subscription {member}: what is done below {floor} is not what we know of")
+
     def prune_all(self, subscription: int, prefix: int) -> None:
         """Drop the marks of all members that a new prefix of the subscription has passed."""
         for member in self._members(subscription):

@@ -14,6 +14,7 @@ from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Failure
 from redrive.store.port import LetterRow
+from redrive.store.sieve import Sieve
 from redrive.store.sql import Row, Sql
 
 Retried = tuple[Head, str, dict[str, Any], Failure]  # the letter, its state now, what else changes, and why
@@ -27,10 +28,11 @@ WAS_OPEN, WAS_SETTLED = "rewind: open", "rewind"
 class Letters:
     """Park, bury and settle letters; find heads."""
 
-    __slots__ = ("_sql",)
+    __slots__ = ("_sql", "sieve")
 
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
+        self.sieve = Sieve(sql)
 
     def add(
         self,
@@ -55,7 +57,10 @@ class Letters:
             delay, now, failed_at, failed_at, failure.error_type, failure.message, failure.fingerprint, now,
             resolved_by, subscription, position,
         )  # fmt: skip
-        return self._sql.add("letter_add", values)
+        letter = self._sql.add("letter_add", values)
+        if state == "dead":
+            self.sieve.add([(letter, failure.error_type, failure.message)])
+        return letter
 
     def retry(self, retries: Sequence[Retried], now: float) -> bool:
         """Attempts failed: schedule the next (`retrying`), bury (`dead`) or drop by rule (`discarded`).
@@ -63,6 +68,7 @@ class Letters:
         False: not all were found. Of several, nothing tells which: undo, and take each by itself.
         """
         rows: dict[str, list[dict[str, Any]]] = {}
+        self.sieve.add((head.letter, why.error_type, why.message) for head, state, _, why in retries if state == "dead")
         for head, state, change, failure in retries:
             values = {
                 "id": head.letter, "rev": head.rev, "state": state, "now": now, "error_type": failure.error_type,

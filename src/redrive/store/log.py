@@ -13,6 +13,7 @@ import msgspec
 
 from redrive.event import NewEvent
 from redrive.store.append import append_all
+from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
 
 EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gain nothing
@@ -21,11 +22,12 @@ EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gai
 class Logs:
     """Append to and read from the logs of one store."""
 
-    __slots__ = ("_dense", "_ids", "_sql")
+    __slots__ = ("_dense", "_ids", "_sql", "spans")
 
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
         self._ids: dict[str, int] = {}
+        self.spans = Spans(sql)
         self._dense: set[int] = set()  # logs that filled most of the table where they were read last
 
     def id_of(self, name: str, *, create: bool = False) -> int:
@@ -55,6 +57,7 @@ class Logs:
             whole = 0
         rows = [(log, e.id, e.type, e.key, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events[whole:]]
         self._sql.many("event_emit", rows)
+        self.spans.passed(self.last(log))
 
     def _append_blocks(self, log: int, events: Sequence[NewEvent]) -> bool:
         """Append many in few steps; False, and nothing of it stays, if one of them is stored already.

@@ -80,10 +80,6 @@ class Progress:
             raise BugError(f"subscription {subscription} has no progress row")
         return rows[0] if len(rows) == 1 else _together(rows)
 
-    def floor(self, subscription: int, member: int) -> int:
-        """How far the slowest of the other partitions is."""
-        return int(self._sql.value("progress_floor", (subscription, member)))
-
     # ------------------------------------------------------------ settling
 
     def fence(self, member: int, epoch: int, position: int) -> Row:
@@ -97,16 +93,6 @@ class Progress:
         """Move the prefix and the counters; see the statement for the fields."""
         if self._sql.run("advance", change) != 1:
             raise Fenced(f"subscription {change['member']}: lost inside the transaction")
-
-    def move_done(self, member: int, add: Sequence[int], floor: int, expected: int) -> None:
-        """Remember settled positions above the floor, given in order; drop those it has passed.
-
-        A repeated one, or another number passed than we knew of, means: somebody else settled here, look again.
-        """
-        if add:
-            self.done.add(member, add)
-        if self.done.prune(member, floor) != expected:
-            raise Fenced(f"subscription {member}: what is done below {floor} is not what we know of")
 
     def lock(self, subscription: int) -> None:
         """First statement of every operator's transaction."""

@@ -159,6 +159,29 @@ WHERE position > :after AND position <= :upto AND time_us >= :since AND time_us 
   AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY position DESC LIMIT :limit
 
+-- name: span_last
+SELECT max(span) FROM redrive_spans
+
+-- name: span_add
+-- What lies between two positions. Twice through the events: grouping them by type, with their times, takes longer.
+INSERT INTO redrive_spans SELECT DISTINCT :span, log, type,
+       (SELECT min(time_us) FROM redrive_events WHERE position > :above AND position <= :upto),
+       (SELECT max(time_us) FROM redrive_events WHERE position > :above AND position <= :upto)
+FROM redrive_events NOT INDEXED WHERE position > :above AND position <= :upto
+
+-- name: spans_up
+-- Spans in which events that are asked for may lie.
+SELECT DISTINCT span FROM redrive_spans
+WHERE span >= :first AND span <= :last AND (:log IS NULL OR log = :log) AND high >= :since AND low < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY span LIMIT :limit
+
+-- name: spans_down
+SELECT DISTINCT span FROM redrive_spans
+WHERE span >= :first AND span <= :last AND (:log IS NULL OR log = :log) AND high >= :since AND low < :until
+  AND (:type IS NULL OR type = :type OR type GLOB :type)
+ORDER BY span DESC LIMIT :limit
+
 -- name: events_between
 SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above AND position < :below LIMIT :limit)
 
@@ -197,10 +220,6 @@ FROM redrive_progress WHERE member = ?
 SELECT member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused, halted,
        owner, lease_until, lease_set_at, unclean, boot, settled_at, last_type, last_time_us
 FROM redrive_progress WHERE subscription = ? ORDER BY member
-
--- name: progress_floor
--- How far the slowest of the other partitions is.
-SELECT min(position) FROM redrive_progress WHERE subscription = ? AND member <> ?
 
 -- name: fence
 -- First in every settling transaction. No row: another owner, or progress is not where we believe. Locks the row.
@@ -435,9 +454,11 @@ WHERE l.state = :state AND l.subscription = :subscription AND l.id > :after ORDE
 SELECT id FROM redrive_letters WHERE event_id = :event_id ORDER BY id
 
 -- name: letters_waiting
--- How many open letters wait behind this one; asked for one page at a time.
-SELECT count(*) FROM redrive_letters
-WHERE subscription = :subscription AND lane = :lane AND position > :position AND state IN ('retrying', 'dead')
+-- How many open letters wait behind this one: behind a head the rest of its lane, behind another they are counted.
+SELECT coalesce(
+  (SELECT n - 1 FROM redrive_lanes WHERE subscription = :subscription AND lane = :lane AND oldest = :position),
+  (SELECT count(*) FROM redrive_letters
+   WHERE subscription = :subscription AND lane = :lane AND position > :position AND state IN ('retrying', 'dead')))
 
 -- name: letters_ahead
 SELECT count(*) FROM (SELECT 1 FROM redrive_letters WHERE subscription = :subscription AND lane = :lane
@@ -556,11 +577,13 @@ SELECT position, max(rev), data FROM redrive_edits WHERE subscription = :subscri
 SELECT rev, data, audit FROM redrive_edits WHERE subscription = :subscription AND position = :position ORDER BY rev
 
 -- name: lanes_worst
--- Lanes by how many open letters they hold, most first, then by how long; from the index alone.
-SELECT lane, min(position), count(*) FROM redrive_letters INDEXED BY redrive_letters_open
-WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead')
-GROUP BY lane HAVING count(*) < :size OR (count(*) = :size AND min(position) > :position)
-ORDER BY count(*) DESC, min(position) LIMIT :limit
+-- Lanes by how many open letters they hold, most first, then by how long, after one with so many that is so old.
+SELECT lane, oldest, n FROM
+  (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n = :size AND oldest > :position
+   ORDER BY oldest LIMIT :limit)
+UNION ALL SELECT lane, oldest, n FROM
+  (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n < :size
+   ORDER BY n DESC, oldest LIMIT :limit)
 
 -- name: lane_ahead
 SELECT count(*) FROM redrive_letters
@@ -785,6 +808,14 @@ GROUP BY state, reason, type, fingerprint
 -- name: ledger_kept_counts
 SELECT state, reason, type, fingerprint, n FROM redrive_letter_counts WHERE subscription = :subscription
 
+-- name: ledger_lanes
+-- Lanes whose number of open letters, or whose head, is not kept as the letters have it.
+SELECT min(oldest) FROM
+  (SELECT lane, n, oldest FROM redrive_lanes WHERE subscription = :subscription
+   UNION ALL SELECT lane, -count(*), min(position) FROM redrive_letters
+   WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane)
+GROUP BY lane HAVING count(*) <> 2 OR sum(n) <> 0 OR min(oldest) <> max(oldest) ORDER BY 1
+
 -- name: ledger_lost_events
 -- Letters whose event is no longer in the log, or is another one.
 SELECT l.position FROM redrive_letters l
@@ -798,11 +829,33 @@ SELECT position FROM
    FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version))
 WHERE version <> before + 1 OR position < below ORDER BY position
 
+-- name: ledger_strays
+-- Events below the end of the last span that their own span does not know.
+SELECT position FROM redrive_events e WHERE log = :log AND position < (SELECT (max(span) + 1) * :size FROM redrive_spans)
+  AND NOT EXISTS (SELECT 1 FROM redrive_spans s WHERE s.span = e.position / :size AND s.log = e.log AND s.type = e.type
+                  AND s.low <= e.time_us AND s.high >= e.time_us) ORDER BY position
+
+-- name: ledger_said
+SELECT id, position, error_type, error_message FROM redrive_letters
+WHERE subscription = :subscription AND state = 'dead' AND id > :after ORDER BY id LIMIT :limit
+
+-- name: ledger_receipts
+-- Operations whose receipt is not what their letters say.
+SELECT o.id FROM redrive_operations o LEFT JOIN
+  (SELECT operation, count(*) AS n, sum(result IS 'applied') AS applied, sum(result IS 'failed') AS failed,
+          sum(result IS 'skipped') AS skipped, sum(asked = 1 AND result IS NULL) AS waiting
+   FROM redrive_operation_letters GROUP BY operation) l ON l.operation = o.id
+WHERE o.selected <> coalesce(l.n, 0) OR o.applied <> coalesce(l.applied, 0) OR o.failed <> coalesce(l.failed, 0)
+   OR o.skipped <> coalesce(l.skipped, 0) OR o.waiting <> coalesce(l.waiting, 0)
+UNION SELECT operation FROM redrive_operation_letters WHERE operation NOT IN (SELECT id FROM redrive_operations)
+ORDER BY 1
+
 -- name: ledger_orphans
 -- Subscriptions that other tables speak of and nobody has registered.
 SELECT subscription FROM redrive_progress WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 UNION SELECT subscription FROM redrive_letters WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 UNION SELECT member & 4294967295 FROM redrive_done_chunks WHERE member & 4294967295 NOT IN (SELECT id FROM redrive_subscriptions)
+UNION SELECT subscription FROM redrive_lanes WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 ORDER BY 1
 
 -- ---------------------------------------------------------------- selections, operations, notes
@@ -813,7 +866,7 @@ SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.k
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
        l.edits, l.touched_at, l.resolved_by, s.source
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
-WHERE l.state = :state AND l.id > :after
+WHERE l.state = :state AND l.id > :after AND l.id <= :upto
   AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
   AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
   AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || char(1114111)))
@@ -851,6 +904,43 @@ WHERE l.state = 'dead' AND l.key = :key AND l.id > :after
   AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
 ORDER BY l.id LIMIT :limit
 
+-- name: select_letters_by_time
+-- The same, found by when they failed: a few among a million.
+SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
+       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
+       l.edits, l.touched_at, l.resolved_by, s.source
+FROM redrive_letters l INDEXED BY redrive_letters_time JOIN redrive_subscriptions s ON s.id = l.subscription
+WHERE l.state = 'dead' AND l.id > :after AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
+  AND coalesce(l.last_failed_at, l.parked_at) < :to_time
+  AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
+  AND (:key IS NULL OR l.key = :key) AND (:reason IS NULL OR l.reason = :reason)
+  AND (:fingerprint IS NULL OR (l.fingerprint >= :fingerprint AND l.fingerprint < :fingerprint || char(1114111)))
+  AND (:error IS NULL OR instr(lower(l.error_type || ': ' || l.error_message), lower(:error)))
+  AND (:since IS NULL OR coalesce(l.last_failed_at, l.parked_at) >= :since)
+  AND (:until IS NULL OR coalesce(l.last_failed_at, l.parked_at) < :until)
+ORDER BY l.id LIMIT :limit
+
+-- name: select_count_in_time
+-- How many dead letters failed in a time, counted up to a limit.
+SELECT count(*) FROM (SELECT 1 FROM redrive_letters l INDEXED BY redrive_letters_time
+WHERE l.state = 'dead' AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
+  AND coalesce(l.last_failed_at, l.parked_at) < :to_time LIMIT :limit)
+
+-- name: select_first_in_time
+-- The first letter above a number that failed in a time.
+SELECT min(l.id) FROM redrive_letters l INDEXED BY redrive_letters_time
+WHERE l.state = 'dead' AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
+  AND coalesce(l.last_failed_at, l.parked_at) < :to_time AND l.id > :after
+
+-- name: sieve_get
+SELECT bits FROM redrive_sieve WHERE letters = ?
+
+-- name: sieve_put
+INSERT INTO redrive_sieve VALUES (?, ?) ON CONFLICT (letters) DO UPDATE SET bits = excluded.bits
+
+-- name: sieve_page
+SELECT letters, bits FROM redrive_sieve WHERE letters >= ? ORDER BY letters LIMIT ?
+
 -- name: select_by_event
 -- Letters whose event id begins like this.
 SELECT id FROM redrive_letters WHERE event_id >= :start AND event_id < :start || char(1114111) AND state <> 'superseded'
@@ -870,12 +960,14 @@ SELECT last_failed_at FROM redrive_letters
 WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscription ORDER BY id DESC LIMIT 1
 
 -- name: cause_lanes
--- How many lanes the first so many letters of a cause hold back, and how many events wait in them.
-SELECT count(DISTINCT lane), coalesce(sum(behind), 0), max(last_failed_at) FROM
-  (SELECT coalesce(l.lane, char(1) || l.id) AS lane, l.last_failed_at, (SELECT count(*) FROM redrive_letters f WHERE f.subscription = l.subscription AND f.lane = l.lane
-                   AND f.state IN ('retrying', 'dead') AND f.position > l.position) AS behind
-   FROM redrive_letters l WHERE l.state = 'dead' AND l.fingerprint = :fingerprint AND l.subscription = :subscription
-   ORDER BY l.id LIMIT :limit)
+-- How many lanes the first so many letters of a cause hold back, and how many events wait in them. Behind a head waits
+-- the rest of its lane; behind another is counted.
+SELECT count(DISTINCT coalesce(lane, char(1) || id)), coalesce(sum(behind), 0), max(last_failed_at) FROM
+  (SELECT l.id, l.lane, l.last_failed_at, CASE WHEN l.lane IS NULL THEN 0 WHEN k.oldest = l.position THEN k.n - 1 ELSE
+          (SELECT count(*) FROM redrive_letters f WHERE f.subscription = l.subscription AND f.lane = l.lane
+           AND f.state IN ('retrying', 'dead') AND f.position > l.position) END AS behind
+   FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
+   WHERE l.state = 'dead' AND l.fingerprint = :fingerprint AND l.subscription = :subscription ORDER BY l.id LIMIT :limit)
 
 -- name: lane_letters
 -- What is open in a lane from a position on, in order.
@@ -893,19 +985,23 @@ INSERT INTO redrive_operations (action, who, reason, at, selected, rate) VALUES 
 INSERT INTO redrive_operation_letters (operation, letter, rev) VALUES (?, ?, ?)
 
 -- name: operation_get
-SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled FROM redrive_operations WHERE id = :id
+SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting,
+       selected - applied - failed - skipped - waiting
+FROM redrive_operations WHERE id = :id
 
 -- name: operation_page
-SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled FROM redrive_operations
-WHERE id < :before ORDER BY id DESC LIMIT :limit
-
--- name: operation_counts
-SELECT coalesce(result, CASE asked WHEN 1 THEN 'waiting' ELSE 'unasked' END), count(*) FROM redrive_operation_letters
-WHERE operation = :id GROUP BY 1
+SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting,
+       selected - applied - failed - skipped - waiting
+FROM redrive_operations WHERE id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: operation_results
 SELECT letter, result, why FROM redrive_operation_letters
 WHERE operation = :id AND letter > :after AND (:result IS NULL OR result = :result) ORDER BY letter LIMIT :limit
+
+-- name: operation_bad
+-- Those that failed or were skipped, a few among many.
+SELECT letter, result, why FROM redrive_operation_letters
+WHERE operation = :id AND letter > :after AND result = :result AND result IN ('failed', 'skipped') ORDER BY letter LIMIT :limit
 
 -- name: operation_unasked
 SELECT letter, rev FROM redrive_operation_letters
@@ -973,9 +1069,9 @@ SELECT max(at) FROM (SELECT max(coalesce(settled_at, 0), lease_set_at) AS at FRO
 SELECT created_at FROM redrive_subscriptions WHERE id = :subscription
 
 -- name: doctor_lanes
--- The fullest lanes, from the index of open letters alone.
-SELECT subscription, lane, count(*) AS n FROM redrive_letters WHERE lane IS NOT NULL AND state IN ('retrying', 'dead')
-GROUP BY subscription, lane HAVING n >= :least ORDER BY n DESC LIMIT 20
+-- The fullest lanes.
+SELECT l.subscription, l.lane, l.n FROM redrive_progress p CROSS JOIN redrive_lanes l ON l.subscription = p.subscription
+WHERE l.n >= :least ORDER BY l.n DESC LIMIT 20
 
 -- name: doctor_old_dead
 -- Among the first letters of a subscription that are dead now: those held since before a time.
@@ -1080,6 +1176,14 @@ WHERE e.position > :above AND e.position <= :upto GROUP BY e.type
 
 -- name: prune_events
 DELETE FROM redrive_events WHERE position IN (SELECT value FROM json_each(:positions))
+
+-- name: prune_spans
+DELETE FROM redrive_spans WHERE span < :before AND NOT EXISTS
+       (SELECT 1 FROM redrive_events WHERE position >= span * :size AND position < (span + 1) * :size)
+
+-- name: prune_sieve
+DELETE FROM redrive_sieve WHERE NOT EXISTS (SELECT 1 FROM redrive_letters l
+       WHERE l.id >= redrive_sieve.letters * :letters AND l.id < (redrive_sieve.letters + 1) * :letters)
 
 -- name: prune_range
 DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position

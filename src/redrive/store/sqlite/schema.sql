@@ -27,6 +27,16 @@ CREATE UNIQUE INDEX redrive_events_id ON redrive_events (log, id);
 CREATE UNIQUE INDEX redrive_events_key ON redrive_events (log, key, version) WHERE key IS NOT NULL;
 CREATE INDEX redrive_events_log ON redrive_events (log);    -- SQLite appends the rowid: (log, position)
 
+-- What lies in each stretch of 2048 positions, for listings. An index on types and times cost a fifth of an append.
+CREATE TABLE redrive_spans (
+    span INTEGER NOT NULL,                          -- position / 2048
+    log  INTEGER NOT NULL,
+    type TEXT NOT NULL,
+    low  INTEGER NOT NULL,                          -- the first and the last time_us of the whole span
+    high INTEGER NOT NULL,
+    PRIMARY KEY (span, log, type)
+) WITHOUT ROWID;
+
 CREATE TABLE redrive_subscriptions (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
     name       TEXT NOT NULL UNIQUE,
@@ -133,6 +143,12 @@ CREATE INDEX redrive_letters_page ON redrive_letters (state, id);
 CREATE INDEX redrive_letters_event ON redrive_letters (event_id);
 CREATE INDEX redrive_letters_cause ON redrive_letters (fingerprint, subscription, id) WHERE state = 'dead';
 CREATE INDEX redrive_letters_key ON redrive_letters (key, id) WHERE state = 'dead';
+CREATE INDEX redrive_letters_time ON redrive_letters (coalesce(last_failed_at, parked_at)) WHERE state = 'dead';
+
+CREATE TABLE redrive_sieve (                        -- pieces of what dead letters say, see store/sieve.py
+    letters INTEGER PRIMARY KEY,                    -- the number of a letter / 128
+    bits    BLOB NOT NULL
+);
 
 CREATE TABLE redrive_attempts (                     -- append-only history of each letter
     id            INTEGER PRIMARY KEY,
@@ -204,8 +220,42 @@ CREATE TABLE redrive_workers (                      -- processes that run subscr
     version    TEXT NOT NULL,
     started_at REAL NOT NULL,
     seen_at    REAL NOT NULL,
-    runs       TEXT NOT NULL                        -- JSON list of subscriptions
+    runs       TEXT NOT NULL                        -- JSON: subscriptions, and in how many partitions
 ) WITHOUT ROWID;
+
+-- How many letters are open in each lane, so that the fullest are listed without counting. `oldest` is the position of
+-- its head, to sort by: who is to run is always computed from the letters.
+CREATE TABLE redrive_lanes (
+    subscription INTEGER NOT NULL,
+    lane         TEXT NOT NULL,
+    n            INTEGER NOT NULL,
+    oldest       INTEGER NOT NULL,
+    PRIMARY KEY (subscription, lane)
+) WITHOUT ROWID;
+CREATE INDEX redrive_lanes_size ON redrive_lanes (subscription, n DESC, oldest);
+
+CREATE TRIGGER redrive_lane_begun AFTER INSERT ON redrive_letters
+WHEN NEW.lane IS NOT NULL AND NEW.state IN ('retrying', 'dead') BEGIN
+    INSERT INTO redrive_lanes VALUES (NEW.subscription, NEW.lane, 1, NEW.position)
+    ON CONFLICT DO UPDATE SET n = n + 1, oldest = min(oldest, excluded.oldest);
+END;
+
+CREATE TRIGGER redrive_lane_left AFTER UPDATE OF state, lane ON redrive_letters
+WHEN OLD.lane IS NOT NULL AND OLD.state IN ('retrying', 'dead')
+  AND (NEW.state NOT IN ('retrying', 'dead') OR NEW.lane IS NOT OLD.lane) BEGIN
+    DELETE FROM redrive_lanes WHERE subscription = OLD.subscription AND lane = OLD.lane AND n = 1;
+    UPDATE redrive_lanes SET n = n - 1, oldest =
+        CASE WHEN oldest < OLD.position THEN oldest ELSE coalesce((SELECT min(position) FROM redrive_letters
+             WHERE subscription = OLD.subscription AND lane = OLD.lane AND state IN ('retrying', 'dead')), oldest) END
+    WHERE subscription = OLD.subscription AND lane = OLD.lane;
+END;
+
+CREATE TRIGGER redrive_lane_joined AFTER UPDATE OF state, lane ON redrive_letters
+WHEN NEW.lane IS NOT NULL AND NEW.state IN ('retrying', 'dead')
+  AND (OLD.state NOT IN ('retrying', 'dead') OR OLD.lane IS NOT NEW.lane) BEGIN
+    INSERT INTO redrive_lanes VALUES (NEW.subscription, NEW.lane, 1, NEW.position)
+    ON CONFLICT DO UPDATE SET n = n + 1, oldest = min(oldest, excluded.oldest);
+END;
 
 CREATE TABLE redrive_inflight (                     -- events that run alone after an unclean start
     member       INTEGER NOT NULL,
@@ -239,7 +289,11 @@ CREATE TABLE redrive_operations (                   -- what an operator asked fo
     selected INTEGER NOT NULL,
     rate     REAL,                                  -- replays per second; NULL: as fast as may be
     ended_at REAL,                                  -- when everything selected had been asked for, or it was cancelled
-    cancelled INTEGER NOT NULL DEFAULT 0
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    applied  INTEGER NOT NULL DEFAULT 0,            -- its receipt, counted by triggers; the rest is not asked for yet
+    failed   INTEGER NOT NULL DEFAULT 0,
+    skipped  INTEGER NOT NULL DEFAULT 0,
+    waiting  INTEGER NOT NULL DEFAULT 0             -- asked for, and not run yet
 );
 
 CREATE TABLE redrive_operation_letters (            -- its selection, frozen; selected = applied + failed + skipped
@@ -251,6 +305,25 @@ CREATE TABLE redrive_operation_letters (            -- its selection, frozen; se
     why       TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (operation, letter)
 ) WITHOUT ROWID;
+CREATE INDEX redrive_operation_bad ON redrive_operation_letters (operation, result, letter)
+WHERE result IN ('failed', 'skipped');
+
+CREATE TRIGGER redrive_operation_begun AFTER INSERT ON redrive_operation_letters
+WHEN NEW.asked = 1 OR NEW.result IS NOT NULL BEGIN
+    UPDATE redrive_operations
+    SET applied = applied + (NEW.result IS 'applied'), failed = failed + (NEW.result IS 'failed'),
+        skipped = skipped + (NEW.result IS 'skipped'), waiting = waiting + (NEW.result IS NULL)
+    WHERE id = NEW.operation;
+END;
+
+CREATE TRIGGER redrive_operation_moved AFTER UPDATE OF asked, result ON redrive_operation_letters BEGIN
+    UPDATE redrive_operations
+    SET applied = applied + (NEW.result IS 'applied') - (OLD.result IS 'applied'),
+        failed = failed + (NEW.result IS 'failed') - (OLD.result IS 'failed'),
+        skipped = skipped + (NEW.result IS 'skipped') - (OLD.result IS 'skipped'),
+        waiting = waiting + (NEW.asked = 1 AND NEW.result IS NULL) - (OLD.asked = 1 AND OLD.result IS NULL)
+    WHERE id = NEW.operation;
+END;
 
 CREATE TRIGGER redrive_operation_result AFTER UPDATE OF state ON redrive_letters
 WHEN OLD.operation IS NOT NULL AND OLD.state = 'retrying' AND NEW.state <> 'retrying' BEGIN

@@ -151,6 +151,8 @@ class SqliteStore:
                 self._current = tx
                 try:
                     yield tx
+                    if tx.connection.in_transaction:
+                        tx.letters.sieve.end()
                 except BaseException as error:
                     ended = not tx.connection.in_transaction
                     self._rollback(tx)
@@ -167,6 +169,7 @@ class SqliteStore:
 
     def _begin(self, tx: SqliteTx) -> None:
         """Take the write lock. SQLite's own waiting grows to 100 ms steps; another process holds it for one or two."""
+        tx.letters.sieve.begin()
         give_up = time.monotonic() + self._busy_timeout
         pause = BUSY_PAUSE_MIN
         while True:

@@ -72,9 +72,9 @@ class ProgressContract(StoreTests):
     def test_done_rows_are_kept_above_the_prefix_and_counted_when_it_passes_them(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
-            tx.progress.move_done(row.id, [3, 5, 9], 0, 0)
+            tx.progress.done.move(row.id, [3, 5, 9], 0, 0)
         with self.store.transaction() as tx:
-            tx.progress.move_done(row.id, [11], 5, 2)
+            tx.progress.done.move(row.id, [11], 5, 2)
             assert tx.progress.done.all(row.id) == [9, 11]
         expect(Fenced, self._prune_wrongly)
         expect(Exception, self._settle_twice)
@@ -83,11 +83,11 @@ class ProgressContract(StoreTests):
 
     def _prune_wrongly(self) -> None:
         with self.store.transaction() as tx:
-            tx.progress.move_done(1, [], 9, 5)
+            tx.progress.done.move(1, [], 9, 5)
 
     def _settle_twice(self) -> None:
         with self.store.transaction() as tx:
-            tx.progress.move_done(1, [9], 0, 0)
+            tx.progress.done.move(1, [9], 0, 0)
 
     def test_an_operators_lock_tells_the_owner_to_look_again(self) -> None:
         row = self._subscribe()

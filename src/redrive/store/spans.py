@@ -1,0 +1,78 @@
+"""Spans: which types and times of events lie in each stretch of positions, so that a listing passes over the others.
+
+A span is written once, by whoever appends the first event behind it, in the same transaction. It may say too much,
+since events are pruned, but never too little. What lies above the last span is read itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from redrive.store.sql import Sql
+
+SPAN = 2048  # positions; a part of what is stored: spans of another size would be read wrongly
+PAGE = 256  # spans that are read at a time
+EVERYWHERE = 2**62
+
+Range = tuple[int, int]  # above the first position, up to the second
+
+
+class Spans:
+    """The spans of one store, written and read."""
+
+    __slots__ = ("_due", "_sql")
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+        self._due = 0  # the first position that may leave a span behind it
+
+    def passed(self, position: int) -> None:
+        """An event was appended here: what lies behind will not grow any more."""
+        if position < self._due:
+            return
+        here = position // SPAN
+        for span in range(self._last() + 1, here):
+            low = span * SPAN
+            self._sql.run("span_add", {"span": span, "above": low - 1, "upto": low + SPAN - 1})
+        self._due = (here + 1) * SPAN
+
+    def _last(self) -> int:
+        found: int | None = self._sql.value("span_last")
+        return -1 if found is None else found
+
+    def ranges(self, where: dict[str, Any], *, newest: bool) -> Iterator[Range]:
+        """Where events of a type and time may lie between `after` and `upto`, in the order of a listing."""
+        after, upto = where["after"], where["upto"]
+        above = (self._last() + 1) * SPAN - 1
+        tail = (max(after, above), upto)
+        spans = self._runs({**where, "first": after // SPAN, "last": upto // SPAN}, newest)
+        ranges = ((max(after, low * SPAN - 1), min(upto, high * SPAN + SPAN - 1)) for low, high in spans)
+        if newest:
+            yield tail
+            yield from ranges
+        else:
+            yield from ranges
+            yield tail
+
+    def _runs(self, where: dict[str, Any], newest: bool) -> Iterator[Range]:
+        """The first and last of neighbouring spans that match."""
+        query = "spans_down" if newest else "spans_up"
+        while found := [span for (span,) in self._sql.all(query, {**where, "limit": PAGE})]:
+            begun = found[0]
+            for span, following in zip(found, [*found[1:], None], strict=True):
+                if following is None or abs(following - span) > 1:
+                    yield min(begun, span), max(begun, span)
+                    begun = following
+            if newest:
+                where = {**where, "last": found[-1] - 1}
+            else:
+                where = {**where, "first": found[-1] + 1}
+
+    def strays(self, log: int) -> list[int]:
+        """Positions that their span does not speak of: a listing would miss them."""
+        return [position for (position,) in self._sql.all("ledger_strays", {"log": log, "size": SPAN})]
+
+    def prune(self, upto: int) -> None:
+        """Spans below a position whose events are gone have nothing to say."""
+        self._sql.run("prune_spans", {"before": upto // SPAN, "size": SPAN})
