@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
+
+from redrive.testing.servers import Databases, databases
 
 # A deadline measures the machine, not the code; runs on a busy machine must not fail by chance.
 settings.register_profile("redrive", deadline=None, print_blob=True)
 settings.load_profile("redrive")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Databases]:
+    """A real server for this test process. None to be had: a failure, not a skip."""
+    with databases() as found:
+        yield found
+
+
+@pytest.fixture
+def postgres_url(postgres: Databases) -> Iterator[str]:
+    """An empty database of this test's own."""
+    url = postgres.make()
+    yield url
+    postgres.drop(url)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
