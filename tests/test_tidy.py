@@ -79,8 +79,7 @@ BROAD_EXCEPT = {
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
-    "store/sqlite/writer.py": "hands the error to the thread that asked for the job",
-    "store/sqlite/store.py": "hands the error to each caller whose append was in the group",
+    "store/groups.py": "hands the error to each caller whose append was in the group, or who asked for the job",
 }
 
 

@@ -39,14 +39,23 @@ class Escalate(BaseException):
     """
 
 
+class Opened(Protocol):
+    """What a Tx shows of the store's transaction."""
+
+    @property
+    def connection(self) -> Any: ...
+    @property
+    def execute(self) -> Callable[..., Any]: ...
+
+
 class Tx:
     """An open transaction. `execute` takes `:name` parameters; `connection` is the raw driver's."""
 
     __slots__ = ("_emit", "connection", "event", "execute")
 
-    def __init__(self, connection: Any, emit: Callable[..., None] | None = None) -> None:
-        self.connection = connection
-        self.execute: Callable[..., Any] = connection.execute  # bound once: the hot path of every projection
+    def __init__(self, tx: Opened, emit: Callable[..., None] | None = None) -> None:
+        self.connection = tx.connection
+        self.execute = tx.execute  # bound once: the hot path of every projection
         self._emit = emit
         self.event: Event[Any] | None = None  # the one a projection is called for
 

@@ -20,6 +20,7 @@ from redrive.store.filters import Asked, change_filter
 from redrive.store.identity import choose_identity
 from redrive.store.port import StoreTx, Subscribed
 from redrive.store.pruned import pruned_upto
+from redrive.store.sql import BOOKS
 from redrive.subscription import Subscription
 
 TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -29,6 +30,7 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
     """Register new subscriptions, check known ones."""
     declared = list(subscriptions)
     with engine.store.transaction() as tx:
+        tx.sql.claim((BOOKS,))  # other workers may start at the same moment
         known = {row.name: row for row in tx.progress.all()}
         orphans = [row for name, row in known.items() if name not in {sub.name for sub in declared}]
         rows = {}

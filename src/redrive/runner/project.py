@@ -178,7 +178,7 @@ class Projector:
         if duty.subscription.batch and self._apply_list(tx, settling, batch):
             return len(batch.rows)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
-        user, done = Tx(tx.connection, self._emit), 0
+        user, done = Tx(tx, self._emit), 0
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
 
         def late() -> bool:
@@ -369,7 +369,7 @@ class Projector:
         return True
 
     def _call_list(self, tx: StoreTx, events: list[Event[Any]]) -> bool:
-        user = Tx(tx.connection, self._emit)
+        user = Tx(tx, self._emit)
         user.event, self._emitted = events[0], None
         tx.savepoint()
         error = attempt(self._function, events, user)
@@ -412,7 +412,7 @@ class Projector:
         self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, rows: dict[int, Row], turn: Turn,
         started: float, alone: Work | None,
     ) -> None:  # fmt: skip
-        engine, user = self.duty.engine, Tx(tx.connection, self._emit)
+        engine, user = self.duty.engine, Tx(tx, self._emit)
         while head is not None and head.state == "retrying" and head.due_at <= settling.now:
             if engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
                 return

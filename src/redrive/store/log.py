@@ -50,6 +50,7 @@ class Logs:
     def append_derived(self, log_name: str, events: Sequence[NewEvent]) -> None:
         """Emissions of a whole group: one that is stored already is left as it is; versions follow by themselves."""
         log = self.id_of(log_name, create=True)
+        self._sql.claim((log,))
         whole = len(events) - len(events) % EMIT_BLOCK
         if whole and not self._append_blocks(log, events[:whole]):
             whole = 0

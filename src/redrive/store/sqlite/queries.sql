@@ -102,7 +102,7 @@ SELECT position, id FROM redrive_events WHERE log = ? AND position <= ? ORDER BY
 SELECT type, count(*) FROM redrive_events WHERE log = :log AND position > :above AND position <= :upto GROUP BY type
 
 -- name: lag_count
-SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above LIMIT :limit)
+SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above LIMIT :limit) AS above
 
 -- name: lag_oldest
 SELECT time_us FROM redrive_events WHERE log = :log AND position > :above ORDER BY position LIMIT 1
@@ -160,7 +160,7 @@ WHERE position > :after AND position <= :upto AND time_us >= :since AND time_us 
 ORDER BY position DESC LIMIT :limit
 
 -- name: events_between
-SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above AND position < :below LIMIT :limit)
+SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above AND position < :below LIMIT :limit) AS found
 
 -- name: events_by_prefix
 -- The first ids of a log at or after a text: those that begin with it come first.
@@ -249,7 +249,7 @@ SELECT chunk, marks FROM redrive_done_chunks WHERE subscription = ? AND chunk <=
 SELECT marks FROM redrive_done_chunks WHERE subscription = ? AND chunk = ?
 
 -- name: done_put
-INSERT INTO redrive_done_chunks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET marks = excluded.marks
+INSERT INTO redrive_done_chunks VALUES (?, ?, ?) ON CONFLICT (subscription, chunk) DO UPDATE SET marks = excluded.marks
 
 -- name: done_drop
 DELETE FROM redrive_done_chunks WHERE subscription = ? AND chunk < ?
@@ -398,7 +398,7 @@ WHERE subscription = :subscription AND lane = :lane AND position > :position AND
 
 -- name: letters_ahead
 SELECT count(*) FROM (SELECT 1 FROM redrive_letters WHERE subscription = :subscription AND lane = :lane
-       AND position < :position AND state IN ('retrying', 'dead') LIMIT 1)
+       AND position < :position AND state IN ('retrying', 'dead') LIMIT 1) AS ahead
 
 -- name: letter_counts
 SELECT s.name, c.state, c.reason, c.type, c.fingerprint, c.n FROM redrive_letter_counts c
@@ -670,7 +670,7 @@ ORDER BY j.position
 -- Which state followed which, how often.
 SELECT before, state, count(*) FROM
   (SELECT state, lag(state) OVER (PARTITION BY letter ORDER BY seq) AS before FROM redrive_journal
-   WHERE subscription = :subscription)
+   WHERE subscription = :subscription) AS steps
 GROUP BY before, state
 
 -- name: ledger_step_positions
@@ -749,7 +749,7 @@ WHERE l.subscription = :subscription AND l.state <> 'superseded' AND e.position 
 -- Events before which a version of their key is missing, or that stand in the wrong order.
 SELECT position FROM
   (SELECT position, version, lag(version) OVER w AS before, lag(position) OVER w AS below
-   FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version))
+   FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version)) AS numbered
 WHERE version <> before + 1 OR position < below ORDER BY position
 
 -- name: ledger_orphans
