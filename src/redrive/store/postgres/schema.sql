@@ -311,6 +311,10 @@ CREATE TABLE redrive.audit_end (
 ) WITH (fillfactor = 20);
 INSERT INTO redrive.audit_end VALUES (0, '');
 
+-- The time that leases run by.
+CREATE FUNCTION redrive.clock() RETURNS double precision LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$ SELECT extract(epoch FROM clock_timestamp())::double precision $$;
+
 -- A glob over a whole text as a regular expression, with the meaning that GLOB has on SQLite: *, ?, [abc], [a-z], [^a].
 -- NULL, which fits nothing, for a bracket that is never closed.
 CREATE FUNCTION redrive.glob(pattern text) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
