@@ -26,13 +26,12 @@ def take(
     """
     env, length = engine.env, engine.settings.lease
     with engine.store.reading() as tx:
-        seen = lease_of(tx.progress.get(row.id))
-    if not _allowed(engine, seen, watched_for if seen == watched else 0.0):
+        now, seen = tx.progress.now(env.clock), lease_of(tx.progress.get(row.id))
+    if not _allowed(engine, seen, now, watched_for if seen == watched else 0.0):
         return seen
     with engine.store.transaction() as tx:
-        now = env.clock.now()
-        former = lease_of(tx.progress.get(row.id))
-        if not _allowed(engine, former, watched_for if former == watched else 0.0):
+        now, former = tx.progress.now(env.clock), lease_of(tx.progress.get(row.id))
+        if not _allowed(engine, former, now, watched_for if former == watched else 0.0):
             return former
         values = {
             "subscription": row.id, "epoch": former.epoch, "owner": env.owner, "until": now + length, "now": now,
@@ -49,13 +48,13 @@ def take(
     return duty
 
 
-def _allowed(engine: Engine, lease: Lease, unchanged_for: float) -> bool:
+def _allowed(engine: Engine, lease: Lease, now: float, unchanged_for: float) -> bool:
     env = engine.env
     dead = lease.owner is not None and lease.owner != env.owner and env.owner_is_dead(lease.owner)
     return may_take(
         lease,
         me=env.owner,
-        now=env.clock.now(),
+        now=now,
         owner_is_dead=dead,
         unchanged_for=unchanged_for,
         length=engine.settings.lease,
@@ -65,8 +64,8 @@ def _allowed(engine: Engine, lease: Lease, unchanged_for: float) -> bool:
 def renew(duty: Duty) -> None:
     """Keep the lease; learn of operators and pauses on the way. Fenced if it is not ours any more."""
     engine = duty.engine
-    now = engine.env.clock.now()
     with engine.store.transaction() as tx:
+        now = tx.progress.now(engine.env.clock)
         set_back = tx.progress.get(duty.id).lease_set_at > now  # the wall clock: due times must be looked at again
         values = {"subscription": duty.id, "epoch": duty.epoch, "until": now + engine.settings.lease, "now": now}
         row = tx.sql.one("lease_renew", values)

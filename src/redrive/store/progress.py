@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from redrive.clock import Clock, SystemClock
 from redrive.errors import BugError, Fenced
 from redrive.store.done import Done
 from redrive.store.port import ProgressRow, Subscribed
@@ -47,6 +48,14 @@ class Progress:
         if row is None:
             raise BugError(f"subscription {subscription} has no progress row")
         return ProgressRow(*row)
+
+    def now(self, clock: Clock) -> float:
+        """The time of the store's clock; a clock of this machine goes by it from here on."""
+        asked = clock.now()
+        found = float(self._sql.value("now", {"now": asked}))
+        if found != asked and isinstance(clock, SystemClock):
+            clock.follow(found)
+        return found
 
     # ------------------------------------------------------------ settling
 

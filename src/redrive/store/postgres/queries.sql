@@ -111,13 +111,14 @@ ORDER BY position DESC LIMIT :limit
 
 -- ---------------------------------------------------------------- subscriptions and progress
 
+-- name: now
+SELECT redrive.clock()
+
 -- name: lease_take
--- Leases run by this server's clock, whatever the workers' clocks say: only how long they last comes from there. One that
--- has not lapsed is taken only by its owner, or if the caller is sure that the owner is gone.
+-- Leases run by this server's clock, whatever the workers' clocks say: only how long they last comes from there.
 UPDATE redrive_progress SET epoch = epoch + 1, owner = :owner, unclean = 1, boot = :boot, halted = NULL,
        lease_until = redrive.clock() + (:until::float8 - :now::float8), lease_set_at = redrive.clock()
-WHERE subscription = :subscription AND epoch = :epoch
-  AND (owner IS NULL OR owner = :owner OR lease_until <= redrive.clock() OR :sure <> 0) RETURNING epoch
+WHERE subscription = :subscription AND epoch = :epoch RETURNING epoch
 
 -- name: lease_renew
 UPDATE redrive_progress SET lease_until = redrive.clock() + (:until::float8 - :now::float8), lease_set_at = redrive.clock()
@@ -128,9 +129,6 @@ UPDATE redrive_progress SET position = :position, anchor = :anchor, epoch = epoc
        applied = 0, ignored = 0, quiet_until = greatest(quiet_until, :quiet_until), owner = NULL, lease_until = 0,
        unclean = 0, started_from = :position, halted = NULL, last_type = NULL, last_time_us = NULL
 WHERE subscription = :subscription
-
--- name: pg_clock
-SELECT redrive.clock()
 
 -- name: table_extras
 -- Indexes and triggers that somebody put on a table, in words that make them again; not those of its constraints.
@@ -366,3 +364,21 @@ DELETE FROM redrive_events WHERE position = ANY (ARRAY(SELECT jsonb_array_elemen
 
 -- name: pruned_highest
 SELECT coalesce(max(value::bigint), 0) FROM redrive_meta WHERE name LIKE 'pruned log %'
+
+-- ---------------------------------------------------------------- for this store alone
+
+-- name: pg_sync
+-- Something to commit that leaves no row behind: a commit that waits for the disk waits for all before it.
+SELECT pg_logical_emit_message(true, 'redrive', '')
+
+-- name: pg_pulse
+-- What changes when a log grows, an owner is asked for something, or a subscription changes hands.
+SELECT (SELECT array_agg(last.position ORDER BY l.id) FROM redrive_logs l
+        CROSS JOIN LATERAL (SELECT max(position) AS position FROM redrive_events e WHERE e.log = l.id) AS last),
+       (SELECT sum(parked_version + epoch) FROM redrive_progress), (SELECT count(*) FROM redrive_progress WHERE owner IS NULL)
+
+-- name: pg_touched
+-- Rows that this transaction has written so far, by table; those that were undone are counted, too.
+SELECT CASE WHEN pg_table_is_visible(relid) THEN relname::text ELSE schemaname || '.' || relname END,
+       n_tup_ins, n_tup_upd, n_tup_del
+FROM pg_stat_xact_user_tables WHERE schemaname <> 'redrive' AND n_tup_ins + n_tup_upd + n_tup_del > 0

@@ -207,6 +207,10 @@ WHERE subscription = :subscription AND epoch = :epoch
 -- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
 UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription
 
+-- name: now
+-- The store's clock, which leases and due times go by: here it is the machine's, as the caller read it.
+SELECT :now
+
 -- name: lease_take
 UPDATE redrive_progress SET epoch = epoch + 1, owner = :owner, lease_until = :until, lease_set_at = :now, unclean = 1,
        boot = :boot, halted = NULL
@@ -388,17 +392,10 @@ SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.k
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = :state AND l.subscription = :subscription AND l.id > :after ORDER BY l.id LIMIT :limit
 
--- name: letter_of_event
-SELECT id FROM redrive_letters WHERE event_id = :event_id ORDER BY id
-
 -- name: letters_waiting
 -- How many open letters wait behind this one; asked for one page at a time.
 SELECT count(*) FROM redrive_letters
 WHERE subscription = :subscription AND lane = :lane AND position > :position AND state IN ('retrying', 'dead')
-
--- name: letters_ahead
-SELECT count(*) FROM (SELECT 1 FROM redrive_letters WHERE subscription = :subscription AND lane = :lane
-       AND position < :position AND state IN ('retrying', 'dead') LIMIT 1) AS ahead
 
 -- name: letter_counts
 SELECT s.name, c.state, c.reason, c.type, c.fingerprint, c.n FROM redrive_letter_counts c
