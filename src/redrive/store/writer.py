@@ -69,6 +69,11 @@ class Writer:
         """Does the thread work, or is there something for it to do, or has it ended?"""
         return self._busy or self._stopped or not self._queue.empty()
 
+    @property
+    def is_here(self) -> bool:
+        """Is it the thread that asks?"""
+        return threading.current_thread() is self._thread
+
     def is_wanted(self) -> bool:
         """Does anybody wait for the thread?"""
         return not self._queue.empty()

@@ -1,0 +1,103 @@
+"""One Postgres connection as the store's transaction: facets, users' statements, savepoints, and how it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from redrive.errors import CommitUnknown, StoreError, UsageError
+from redrive.store.books import Books
+from redrive.store.keyed import Keyed
+from redrive.store.letters import Letters
+from redrive.store.log import Logs
+from redrive.store.postgres.connection import Connection, RawNoting, is_the_world, translated_error
+from redrive.store.postgres.params import translated
+from redrive.store.postgres.sql import PostgresSql
+from redrive.store.progress import Progress
+from redrive.store.sql import Sql
+
+ENDED = "the transaction was ended from within; nothing more was written"
+FAILED = "a statement failed and was passed over, but Postgres refuses whatever follows it"
+SAVEPOINT = "to go on after an error, put the statement into `with tx.connection.transaction():`"
+
+
+class PostgresTx:
+    """One connection with its facets; the same object serves every transaction on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._control = psycopg.Cursor(connection)
+        self.sql: Sql = PostgresSql(connection)
+        self.logs = Logs(self.sql)
+        self.progress = Progress(self.sql)
+        self.letters = Letters(self.sql)
+        self.keyed = Keyed(self.sql)
+        self.books = Books(self.sql)
+
+    def execute(self, sql: str, params: Any = (), /) -> Any:
+        """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""
+        statement = translated(sql, params)
+        if statement.control or not statement.single:
+            raise UsageError(
+                f"{statement.control or 'a second statement'} is not for tx.execute: it takes one statement at a time, "
+                "and redrive itself commits"
+            )
+        return RawNoting(self.connection).execute(statement.text, statement.bind(params))
+
+    def control(self, statement: str) -> str:
+        """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
+        self._control.execute(statement.encode())
+        return self._control.statusmessage or ""
+
+    def savepoint(self) -> None:
+        """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
+        self.control("SAVEPOINT redrive_point")
+
+    def keep(self) -> None:
+        """What happened since the savepoint stays."""
+        self.control("RELEASE redrive_point")
+
+    def undo(self) -> None:
+        """What happened since the savepoint is gone."""
+        self.control("ROLLBACK TO redrive_point")
+        self.connection.trouble = None
+        self.logs.forget()  # a log that was created since is gone too
+
+    @property
+    def is_open(self) -> bool:
+        """Is there a transaction, failed or not?"""
+        return self.connection.status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+    def commit(self, url: str) -> None:
+        """Make it last, or say what is known."""
+        connection = self.connection
+        if connection.status == TransactionStatus.INERROR:
+            trouble = connection.trouble
+            if isinstance(trouble, psycopg.Error) and is_the_world(trouble):
+                raise translated_error(trouble, url) from trouble
+            raise UsageError(f"{FAILED} ({trouble}); {SAVEPOINT}") from trouble
+        if not self.is_open:
+            raise StoreError(f"{url}: {ENDED}")
+        try:
+            said = self.control("COMMIT")
+        except psycopg.Error as error:
+            if connection.closed:
+                raise CommitUnknown(f"{url}: COMMIT was sent and no answer came: {error}") from error
+            raise
+        if said != "COMMIT":
+            raise StoreError(f"{url}: COMMIT was answered by {said}; nothing was written")
+
+    def rollback(self) -> None:
+        """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
+        self.logs.forget()
+        self.connection.trouble = None
+        if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
+            return
+        try:
+            if not self.is_open:  # a signal struck while a statement was under way
+                raise psycopg.OperationalError("still busy")
+            self.control("ROLLBACK")
+        except psycopg.Error:
+            self.connection.close()
