@@ -6,7 +6,7 @@ Two writes that must agree are in one `with store.transaction()`. A backend is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -150,6 +150,25 @@ class Stage(Protocol):
 
     def is_the_world(self, error: BaseException) -> bool:
         """Is an error about the disk, the lock, the connection?"""
+        ...
+
+
+class Migration(Protocol):
+    """The storage format of a store: what it is, what it should be, and how to get there."""
+
+    present: int  # 0: there is no store
+    newest: int
+
+    def check(self) -> None:
+        """Refuse a format that is too new for this version to work with."""
+        ...
+
+    def sql(self) -> str:
+        """The statements of the steps that are missing, for somebody who runs them by hand."""
+        ...
+
+    def run(self) -> Iterator[int]:
+        """Take the steps that are missing; each is whole or not taken."""
         ...
 
 

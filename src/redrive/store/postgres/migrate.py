@@ -7,16 +7,17 @@ redrive can work with its result, so that during a deploy the former version may
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psycopg
 
 from redrive.errors import UsageError
 from redrive.failpoints import hit
-
-if TYPE_CHECKING:
-    import psycopg
+from redrive.store.address import shown
+from redrive.store.postgres.connection import open_connection
 
 COMMAND = "redrive migrate"
 _LOCK = "SELECT pg_advisory_xact_lock(1919247465, -1)"  # no two at a time; logs have the numbers above
@@ -88,19 +89,51 @@ def prepare(connection: psycopg.Connection[Any], where: str) -> None:
         for _ in migrate(connection):
             pass
         present = found(connection)
+    _check(present, where)
+    if present.number < newest:
+        raise UsageError(f"{where} has storage format {present.number}, this redrive needs {newest}: run `{COMMAND}`")
+
+
+class DatabaseMigration:
+    """What `redrive migrate` does: whoever runs it may have more rights than those who use the store."""
+
+    def __init__(self, connection: psycopg.Connection[Any], where: str) -> None:
+        self._connection, self._where = connection, where
+        self._found = found(connection)
+        self.present, self.newest = self._found.number, STEPS[-1].format
+
+    def check(self) -> None:
+        """Refuse a format that this version cannot work with."""
+        _check(self._found, self._where)
+
+    def sql(self) -> str:
+        """A script of the steps that are missing, each in a transaction."""
+        steps = missing(self._found)
+        return "\n".join(f"-- Storage format {step.format}\nBEGIN;\n{_LOCK};\n{step.sql}COMMIT;\n" for step in steps)
+
+    def run(self) -> Iterator[int]:
+        """Take them."""
+        return migrate(self._connection)
+
+
+@contextmanager
+def migration(url: str) -> Iterator[DatabaseMigration]:
+    """The format of the database at an address."""
+    with closing(open_connection(url)) as connection:
+        yield DatabaseMigration(connection, shown(url))
+
+
+def _check(present: Format, where: str) -> None:
+    newest = STEPS[-1].format
     if present.compatible_from > newest:
         raise UsageError(
             f"{where} has storage format {present.number}, this redrive knows up to {newest}; upgrade redrive"
         )
-    if present.number < newest:
-        raise UsageError(f"{where} has storage format {present.number}, this redrive needs {newest}: run `{COMMAND}`")
 
 
 @contextmanager
 def _allowed(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """What the role may not do is said with who has to do it."""
-    import psycopg
-
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:

@@ -14,7 +14,8 @@ SELECT 1 FROM redrive_meta WHERE name LIKE 'identity:%' AND value = to_jsonb(:id
 -- name: pg_append_lock
 -- Before anything is read for an append, and held until it is committed: the positions of a log then become visible in
 -- their order. Who takes several takes them in the order of their numbers. The first number is ours among the locks.
-SELECT pg_advisory_xact_lock(1919247465, ?::int)
+-- Those who listen hear of it when it is committed.
+SELECT pg_advisory_xact_lock(1919247465, ?::int), pg_notify('redrive', '')
 
 -- name: event_insert
 -- A column of many rows for each parameter; the positions in the order of the rows. They need not be neighbours: all
@@ -112,7 +113,8 @@ ORDER BY position DESC LIMIT :limit
 -- ---------------------------------------------------------------- subscriptions and progress
 
 -- name: now
-SELECT redrive.clock()
+-- The server's own, whatever the caller's clock says.
+SELECT redrive.clock() WHERE :now::float8 IS NOT NULL
 
 -- name: lease_take
 -- Leases run by this server's clock, whatever the workers' clocks say: only how long they last comes from there.
@@ -290,7 +292,7 @@ SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :sta
 -- ---------------------------------------------------------------- doctor
 
 -- name: doctor_version
-SHOW server_version
+SELECT current_setting('server_version_num')::int / 10000 || '.' || current_setting('server_version_num')::int % 10000
 
 -- name: doctor_journal_mode
 SHOW fsync

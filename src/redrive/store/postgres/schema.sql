@@ -63,6 +63,16 @@ CREATE TABLE redrive.progress (
     last_time_us   bigint
 ) WITH (fillfactor = 20);
 
+-- Whoever changes what an owner believes, or who the owner is, tells those who listen. A hint: they also look.
+CREATE FUNCTION redrive.news() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('redrive', '');
+    RETURN NULL;
+END $$;
+CREATE TRIGGER progress_news AFTER UPDATE OF parked_version, epoch, owner ON redrive.progress FOR EACH ROW
+WHEN (OLD.parked_version <> NEW.parked_version OR OLD.epoch <> NEW.epoch OR OLD.owner IS DISTINCT FROM NEW.owner)
+EXECUTE FUNCTION redrive.news();
+
 -- What is settled above the prefix; 512 neighbours share one row.
 CREATE TABLE redrive.done_chunks (
     subscription bigint NOT NULL,

@@ -6,10 +6,8 @@ their own, on which every int is a bigint: a statement has one plan, however lar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -18,9 +16,9 @@ from psycopg.types import numeric
 from redrive.errors import EventError
 from redrive.store.postgres.connection import Connection, RawNoting, is_nul
 from redrive.store.postgres.params import Statement, translate
-from redrive.store.sql import Params, Row, Sql, load_queries
+from redrive.store.postgres.queries import queries
+from redrive.store.sql import Params, Row, Sql
 
-_OURS = re.compile(r"\bredrive_(?=[a-z])")
 # What users' errors say goes into these, and may hold anything.
 _FREE_TEXT = {"letter_add", "letter_retry", "letter_again", "attempt_add", "halted_set"}
 
@@ -28,13 +26,10 @@ _FREE_TEXT = {"letter_add", "letter_retry", "letter_again", "attempt_add", "halt
 @cache
 def statements() -> Mapping[str, Statement]:
     """Every statement by name."""
-    here = Path(__file__).parent
-    texts = load_queries(here.parent / "sqlite" / "queries.sql") | load_queries(here / "queries.sql")
-    return {name: _statement(text) for name, text in texts.items()}
+    return {name: _statement(text) for name, text in queries().items()}
 
 
 def _statement(text: str) -> Statement:
-    text = _OURS.sub("redrive.", text)
     named = translate(text, named=True)
     return named if named.count else translate(text, named=False)
 
