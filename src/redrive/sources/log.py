@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from redrive.sources.answers import Answers
 
 PAGE = 500  # events read at a time by `read`
+EVERY = 2**62  # no limit
 APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
 
 
@@ -127,7 +128,7 @@ class Log:
     def read_key(self, key: str, after_version: int = 0) -> list[Event[Any]]:
         """The events of one key above a version, oldest first."""
         with self._runtime.store.reading() as tx:
-            rows = tx.logs.of_key(tx.logs.id_of(self.name), key, after_version, -1)
+            rows = tx.logs.of_key(tx.logs.id_of(self.name), key, after_version, EVERY)
         return [from_row(row, self._runtime.types) for row in rows]
 
     def _store(self, events: list[NewEvent]) -> list[Event[Any]]:

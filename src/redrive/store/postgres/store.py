@@ -107,11 +107,14 @@ class PostgresStore:
             self._held[me] = tx
             try:
                 yield tx
-                tx.commit(self.url)
+                self._commit(tx)
             except psycopg.Error as error:
                 raise self._told(error, tx) from error
             finally:
                 del self._held[me]
+
+    def _commit(self, tx: PostgresTx) -> None:
+        tx.commit(self.url)
 
     def _told(self, error: psycopg.Error, tx: PostgresTx) -> Exception:
         """The world's errors as ours; those of a statement as they are."""
