@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from redrive.cli.program import app_option, json_option, opened, store_option
-from redrive.cli.render import emit_json, plain
+from redrive.cli.render import emit_json, facts
 
 
 @click.command()
@@ -27,17 +27,20 @@ def migrate(check: bool, as_sql: bool, store: str | None, program: str | None, a
         before, newest = migration.present, migration.newest
         migration.check()
         if as_sql:
-            click.echo(migration.sql() or f"-- storage format {before}: nothing to do", nl=False)
+            click.echo(migration.sql() or f"-- storage format {before}: nothing to do\n", nl=False)
             return 0
         done = [] if check else list(migration.run())
         where = app.runtime.shown
     missing = max(0, newest - (done[-1] if done else before))
     if as_json:
         emit_json({"store": where, "before": before, "format": newest, "steps": done, "missing": missing})
-    elif done:
-        click.echo(f"{plain(where)}: storage format {before or 'none'} -> {done[-1]}")
-    elif missing:
-        click.echo(f"{plain(where)}: storage format {before or 'none'}, this version needs {newest}: redrive migrate")
     else:
-        click.echo(f"{plain(where)}: storage format {before}, up to date")
+        facts([("store", where), ("format", _told(before, done, newest if missing else 0))])
     return 3 if missing else 0
+
+
+def _told(before: int, done: list[int], needed: int) -> str:
+    found = str(before or "none")
+    if done:
+        return f"{found} -> {done[-1]}"
+    return f"{found}, this version needs {needed}: redrive migrate" if needed else f"{found}, up to date"

@@ -32,9 +32,10 @@ class Logs:
         """The log's number; 0 for a log that has no events yet and may not be created now."""
         found = self._ids.get(name)
         if found is None:
-            if create:
-                self._sql.run("log_add", {"name": name})
             found = self._sql.value("log_find", {"name": name}) or 0
+            if create and not found:
+                self._sql.run("log_add", {"name": name})  # nothing, if somebody else was faster
+                found = self._sql.value("log_find", {"name": name}) or 0
             if found:
                 self._ids[name] = found
         return found
