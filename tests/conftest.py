@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from redrive.testing.servers import Databases, databases
+from redrive.testing.servers import Databases, databases, empty
 
 # A deadline measures the machine, not the code; runs on a busy machine must not fail by chance.
 settings.register_profile("redrive", deadline=None, print_blob=True)
@@ -52,10 +52,9 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str | None]:
     if request.param == "sqlite":
         yield None
         return
-    databases: Databases = request.getfixturevalue("postgres")
-    url = databases.make(request.getfixturevalue("postgres_template"))
+    url: str = request.getfixturevalue("postgres_store")
     yield url
-    databases.drop(url)
+    empty(url)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -15,7 +15,7 @@ from redrive.store.postgres.store import BEGIN_READING
 from redrive.store.postgres.transaction import PostgresTx
 from redrive.testing.crashing import Death, Fault
 
-_CLOCK = """CREATE OR REPLACE FUNCTION redrive.clock() RETURNS double precision LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
+_CLOCK = """CREATE OR REPLACE FUNCTION redrive.clock() RETURNS double precision LANGUAGE sql VOLATILE AS $$
 SELECT coalesce(nullif(current_setting('redrive.now', true), '')::double precision,
                 extract(epoch FROM clock_timestamp())::double precision) $$"""
 

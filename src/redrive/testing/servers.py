@@ -192,6 +192,28 @@ class Server:
         return done.returncode == 0
 
 
+_EMPTY = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
+DROP SCHEMA public CASCADE;
+CREATE SCHEMA public;
+DO $$ DECLARE tables text; BEGIN
+    SELECT string_agg(format('redrive.%I', tablename), ', ') INTO tables FROM pg_tables
+    WHERE schemaname = 'redrive' AND tablename <> 'meta';
+    EXECUTE 'TRUNCATE ' || tables || ' RESTART IDENTITY';
+    INSERT INTO redrive.audit_end VALUES (0, '');
+    DELETE FROM redrive.meta WHERE name NOT IN ('format', 'compatible_from');
+END $$
+"""
+
+
+def empty(url: str) -> None:
+    """A database as it was when redrive's tables had just been made; whoever is still connected is sent away."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_EMPTY.encode())
+
+
 @contextmanager
 def databases() -> Iterator[Databases]:
     """Where this run's tests get their databases: a server of our own, or the one that the environment names."""

@@ -131,7 +131,8 @@ class PostgresStore:
             try:
                 yield tx
             except psycopg.Error as error:
-                if is_the_world(error):
+                # To write here is refused because we said so, not because the server takes no writes.
+                if is_the_world(error) and not isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
                     raise translated_error(error, self.url) from error
                 raise
 
