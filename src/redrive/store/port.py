@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from redrive.store.sql import Sql
 
 
+Function = Callable[[Any, Any], Any]  # a projection, and what it is called with
+
+
 @dataclass(frozen=True, slots=True)
 class Subscribed:
     """A subscription as the store knows it."""
@@ -117,6 +120,13 @@ class StoreTx(Protocol):
     @property
     def execute(self) -> Callable[..., Any]:
         """Run a user's statement: `:name` or `?` parameters, a cursor as its result."""
+        ...
+
+    def checked(self, function: Function) -> Function:
+        """A function as it is to be called in here.
+
+        Where an error that it passed over spoils whatever follows, the call fails instead of its innocent successor.
+        """
         ...
 
     def savepoint(self) -> None: ...

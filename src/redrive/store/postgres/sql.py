@@ -19,8 +19,7 @@ from redrive.store.postgres.params import Statement, translate
 from redrive.store.postgres.queries import queries
 from redrive.store.sql import Params, Row, Sql
 
-# What users' errors say goes into these, and may hold anything.
-_FREE_TEXT = {"letter_add", "letter_retry", "letter_again", "attempt_add", "halted_set"}
+NUL = "Postgres cannot store U+0000 in a text: leave it out of keys, ids and names"
 
 
 @cache
@@ -58,9 +57,11 @@ class PostgresSql(Sql):
     def _execute(self, name: str, params: Params) -> RawNoting:
         statement, cursor = self._statements[name], self._cursor
         try:
-            cursor.execute(statement.text, statement.bind(_printable(name, params)))
+            cursor.execute(statement.text, statement.bind(params))
         except psycopg.Error as error:
-            raise _told(error) from error
+            if is_nul(error):
+                raise EventError(NUL) from error
+            raise
         return cursor
 
     def one(self, name: str, params: Params = ()) -> Row | None:
@@ -93,30 +94,13 @@ class PostgresSql(Sql):
     def many(self, name: str, rows: Iterable[Params]) -> int:
         """Execute once per row; how many rows changed in all."""
         statement, cursor = self._statements[name], self._cursor
-        values = [statement.bind(_printable(name, row)) for row in rows]
+        values = [statement.bind(row) for row in rows]
         if not values:
             return 0
         try:
             cursor.executemany(statement.text, values)
         except psycopg.Error as error:
-            raise _told(error) from error
+            if is_nul(error):
+                raise EventError(NUL) from error
+            raise
         return cursor.rowcount
-
-
-def _printable(name: str, params: Params) -> Params:
-    """Postgres cannot store U+0000 in a text: where it says what went wrong, something stands for it."""
-    if name not in _FREE_TEXT:
-        return params
-    if isinstance(params, Mapping):
-        return {key: _clean(value) for key, value in params.items()}
-    return [_clean(value) for value in params]
-
-
-def _clean(value: Any) -> Any:
-    return value.replace("\0", "\ufffd") if isinstance(value, str) and "\0" in value else value
-
-
-def _told(error: psycopg.Error) -> Exception:
-    if is_nul(error):
-        return EventError("Postgres cannot store U+0000 in a text: leave it out of keys, ids and names")
-    return error

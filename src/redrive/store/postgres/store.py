@@ -106,23 +106,22 @@ class PostgresStore:
         with self._begun(BEGIN if durable else BEGIN_LAZY) as tx:
             self._held[me] = tx
             try:
-                yield tx
+                try:
+                    yield tx
+                except psycopg.Error as error:
+                    if not tx.is_open and not is_the_world(error):  # and somebody went on after that
+                        raise StoreError(f"{self.url}: {ENDED}") from error
+                    raise
                 self._commit(tx)
             except psycopg.Error as error:
-                raise self._told(error, tx) from error
+                if is_the_world(error):
+                    raise translated_error(error, self.url) from error
+                raise
             finally:
                 del self._held[me]
 
     def _commit(self, tx: PostgresTx) -> None:
         tx.commit(self.url)
-
-    def _told(self, error: psycopg.Error, tx: PostgresTx) -> Exception:
-        """The world's errors as ours; those of a statement as they are."""
-        if is_the_world(error):
-            return translated_error(error, self.url)
-        if not tx.is_open:  # and somebody went on after that
-            return StoreError(f"{self.url}: {ENDED}")
-        return error
 
     @contextmanager
     def reading(self) -> Iterator[PostgresTx]:

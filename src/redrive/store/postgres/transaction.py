@@ -12,7 +12,8 @@ from redrive.store.books import Books
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
-from redrive.store.postgres.connection import Connection, RawNoting, is_the_world, translated_error
+from redrive.store.port import Function
+from redrive.store.postgres.connection import Connection, RawNoting, is_the_world
 from redrive.store.postgres.params import translated
 from redrive.store.postgres.sql import PostgresSql
 from redrive.store.progress import Progress
@@ -46,6 +47,27 @@ class PostgresTx:
             )
         return RawNoting(self.connection).execute(statement.text, statement.bind(params))
 
+    def checked(self, function: Function) -> Function:
+        """After an error the server refuses whatever follows: one that was passed over fails the call that made it."""
+        pgconn = self.connection.pgconn
+
+        def call(subject: Any, tx: Any) -> None:
+            function(subject, tx)
+            if pgconn.transaction_status == TransactionStatus.INERROR:
+                raise self._spoilt()
+
+        return call
+
+    def _spoilt(self) -> Exception:
+        """What to raise where an error was passed over."""
+        trouble = self.connection.trouble
+        if is_the_world(trouble):
+            assert isinstance(trouble, psycopg.Error)
+            return trouble
+        spoilt = UsageError(f"{FAILED} ({trouble}); {SAVEPOINT}")
+        spoilt.__cause__ = trouble
+        return spoilt
+
     def control(self, statement: str) -> str:
         """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
         self._control.execute(statement.encode())
@@ -74,10 +96,7 @@ class PostgresTx:
         """Make it last, or say what is known."""
         connection = self.connection
         if connection.status == TransactionStatus.INERROR:
-            trouble = connection.trouble
-            if isinstance(trouble, psycopg.Error) and is_the_world(trouble):
-                raise translated_error(trouble, url) from trouble
-            raise UsageError(f"{FAILED} ({trouble}); {SAVEPOINT}") from trouble
+            raise self._spoilt()
         if not self.is_open:
             raise StoreError(f"{url}: {ENDED}")
         try:

@@ -24,7 +24,7 @@ from redrive.store.groups import Done, append_group, run_here
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
-from redrive.store.port import Appending
+from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
 from redrive.store.sql import Sql, load_queries
@@ -81,6 +81,10 @@ class SqliteTx:
             self.connection.execute(statement)
         finally:
             self.guard.engine = False
+
+    def checked(self, function: Function) -> Function:
+        """A statement that fails leaves the transaction as it was: who catches the error may go on."""
+        return function
 
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
