@@ -151,6 +151,9 @@ def test_what_is_missing_or_too_much_is_told_before_the_server_sees_it() -> None
         ("PREPARE x AS SELECT 1", ""),
         ("SAVEPOINT mine", ""),
         ("SELECT 'COMMIT'", ""),
+        ("SELECT 1; COMMIT", "COMMIT"),
+        (";; SELECT 'x;'; ROLLBACK; SELECT 2", "ROLLBACK"),
+        ("SELECT 1; SELECT 2", ""),
     ],
 )
 def test_what_would_end_the_transaction_is_noticed(sql: str, control: str) -> None:

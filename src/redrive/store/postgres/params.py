@@ -51,7 +51,7 @@ class Statement:
     text: str
     names: tuple[str, ...] | None  # of `$1`, `$2`, …; None: they are counted
     count: int
-    control: str  # the word that begins or ends a transaction, which is not for functions; else empty
+    control: str  # the word, in any statement of it, that begins or ends a transaction: not for functions; else empty
     single: bool  # no second statement follows
 
     def bind(self, params: Any) -> Sequence[Any]:
@@ -83,6 +83,7 @@ def translate(sql: str, *, named: bool) -> Statement:
     parts: list[str] = []
     numbers: dict[str, int] = {}
     words: list[str] = []
+    control = ""
     highest = native = 0
     ended, single = False, True
     for kind, part, inner in _tokens(sql):
@@ -95,7 +96,8 @@ def translate(sql: str, *, named: bool) -> Statement:
             native = max(native, int(inner))
         parts.append(part)
         if kind == "end":
-            ended = bool(words)
+            ended = ended or bool(words)
+            control, words = control or _control(words), []
         elif kind != "space":
             single = single and not ended
             if kind == "word" and len(words) < _WORDS:
@@ -104,7 +106,9 @@ def translate(sql: str, *, named: bool) -> Statement:
     if given and native:
         raise UsageError("the statement mixes parameters like $1 with others; write all of them in one way")
     names = tuple(numbers) if named else None
-    return Statement("".join(parts), names, given if named else max(highest, native), _control(words), single)
+    return Statement(
+        "".join(parts), names, given if named else max(highest, native), control or _control(words), single
+    )
 
 
 def _control(words: list[str]) -> str:
