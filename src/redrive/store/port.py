@@ -122,6 +122,11 @@ class StoreTx(Protocol):
         """Run a user's statement: `:name` or `?` parameters, a cursor as its result."""
         ...
 
+    @property
+    def executemany(self) -> Callable[..., Any]:
+        """The same once for each set of parameters."""
+        ...
+
     def checked(self, function: Function) -> Function:
         """A function as it is to be called in here.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -14,7 +15,7 @@ from redrive.store.letters import Letters
 from redrive.store.log import Logs
 from redrive.store.port import Function
 from redrive.store.postgres.connection import Connection, RawNoting, is_the_world
-from redrive.store.postgres.params import translated
+from redrive.store.postgres.params import Statement, translated
 from redrive.store.postgres.sql import PostgresSql
 from redrive.store.progress import Progress
 from redrive.store.sql import Sql
@@ -39,13 +40,16 @@ class PostgresTx:
 
     def execute(self, sql: str, params: Any = (), /) -> Any:
         """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""
-        statement = translated(sql, params)
-        if statement.control or not statement.single:
-            raise UsageError(
-                f"{statement.control or 'a second statement'} is not for tx.execute: it takes one statement at a time, "
-                "and redrive itself commits"
-            )
+        statement = _allowed(translated(sql, params))
         return RawNoting(self.connection).execute(statement.text, statement.bind(params))
+
+    def executemany(self, sql: str, rows: Iterable[Any], /) -> Any:
+        """Run a user's statement once for each of these parameters, in few round trips."""
+        many, cursor = list(rows), RawNoting(self.connection)
+        if many:
+            statement = _allowed(translated(sql, many[0]))
+            cursor.executemany(statement.text, [statement.bind(row) for row in many])
+        return cursor
 
     def checked(self, function: Function) -> Function:
         """After an error the server refuses whatever follows: one that was passed over fails the call that made it."""
@@ -120,3 +124,13 @@ class PostgresTx:
             self.control("ROLLBACK")
         except psycopg.Error:
             self.connection.close()
+
+
+def _allowed(statement: Statement) -> Statement:
+    """A user's statement: one at a time, and none that ends the transaction."""
+    if statement.control or not statement.single:
+        raise UsageError(
+            f"{statement.control or 'a second statement'} is not for tx.execute: it takes one statement at a time, "
+            "and redrive itself commits"
+        )
+    return statement

@@ -65,6 +65,7 @@ class SqliteTx:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.execute: Callable[..., Any] = connection.execute
+        self.executemany: Callable[..., Any] = connection.executemany
         self.guard = Guard()
         connection.set_authorizer(self.guard)
         self.sql = Sql(connection, queries())
