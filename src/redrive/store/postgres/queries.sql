@@ -350,8 +350,13 @@ DELETE FROM redrive_journal AS j WHERE letter = ANY (ARRAY(SELECT jsonb_array_el
 DELETE FROM redrive_letters WHERE id = ANY (ARRAY(SELECT jsonb_array_elements_text(:ids::jsonb)::bigint))
 
 -- name: prune_letters_at
+-- In two halves, because there is an index for each.
 SELECT id, position, state, type FROM redrive_letters
-WHERE subscription = :subscription AND position = ANY (ARRAY(SELECT jsonb_array_elements_text(:positions::jsonb)::bigint)) ORDER BY id
+WHERE subscription = :subscription AND state <> 'superseded'
+  AND position = ANY (ARRAY(SELECT jsonb_array_elements_text(:positions::jsonb)::bigint))
+UNION ALL SELECT id, position, state, type FROM redrive_letters
+WHERE subscription = :subscription AND state = 'superseded'
+  AND position = ANY (ARRAY(SELECT jsonb_array_elements_text(:positions::jsonb)::bigint)) ORDER BY id
 
 -- name: prune_edits_at
 DELETE FROM redrive_edits WHERE subscription = :subscription
@@ -384,3 +389,12 @@ SELECT (SELECT array_agg(last.position ORDER BY l.id) FROM redrive_logs l
 SELECT CASE WHEN pg_table_is_visible(relid) THEN relname::text ELSE schemaname || '.' || relname END,
        n_tup_ins, n_tup_upd, n_tup_del
 FROM pg_stat_xact_user_tables WHERE schemaname <> 'redrive' AND n_tup_ins + n_tup_upd + n_tup_del > 0
+
+-- name: pg_isolation
+SELECT current_setting('transaction_isolation')
+
+-- name: pg_lock_timeout
+SELECT current_setting('lock_timeout')
+
+-- name: pg_set_lock_timeout
+SELECT set_config('lock_timeout', ?, true)

@@ -83,8 +83,9 @@ CREATE TABLE redrive.done_chunks (
 ALTER TABLE redrive.done_chunks ALTER marks SET STORAGE PLAIN;  -- rewritten all the time: not worth compressing
 
 CREATE VIEW redrive.done AS
-    SELECT subscription, chunk * 512 + n AS position
-    FROM redrive.done_chunks CROSS JOIN generate_series(0::bigint, 511) AS n WHERE substr(marks, n::int + 1, 1) = '1';
+    SELECT subscription, chunk * 512 + place - 1 AS position
+    FROM redrive.done_chunks CROSS JOIN LATERAL unnest(string_to_array(marks, NULL)) WITH ORDINALITY AS m (mark, place)
+    WHERE mark = '1';
 
 CREATE TABLE redrive.filters (
     subscription  bigint NOT NULL,
