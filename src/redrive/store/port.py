@@ -212,6 +212,10 @@ class Store(Protocol):
         """
         ...
 
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+        """Append in a transaction of the user's own, which this store did not begin, or refuse."""
+        ...
+
     def inside_transaction(self) -> bool:
         """Does this thread hold the store's transaction?"""
         ...

@@ -122,7 +122,7 @@ class Guarded(Noting):
 
 
 def _note(connection: Any, error: psycopg.Error) -> None:
-    if connection.trouble is None:
+    if isinstance(connection, Connection) and connection.trouble is None:
         connection.trouble = error
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, cast
 
 import psycopg
+from psycopg.rows import tuple_row
 from psycopg.types import numeric
 
 from redrive.errors import EventError
@@ -49,7 +50,7 @@ class PostgresSql(Sql):
     def __init__(self, connection: Connection) -> None:
         super().__init__(cast(Any, connection), {})
         self._statements = statements()
-        self._cursor = RawNoting(connection)
+        self._cursor = RawNoting(connection, row_factory=tuple_row)
         self._cursor.format = psycopg.pq.Format.BINARY
         self._cursor.adapters.register_dumper(int, numeric.Int8Dumper)
         self._cursor.adapters.register_loader("numeric", _Number)

@@ -8,7 +8,7 @@ every job in the caller's thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from redrive.errors import StoreError, UsageError
+from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.address import shown
 from redrive.store.groups import Done, append_group, run_here
@@ -28,6 +29,7 @@ from redrive.store.postgres.connection import (
     options,
     translated_error,
 )
+from redrive.store.postgres.joining import append_into
 from redrive.store.postgres.listen import Listener
 from redrive.store.postgres.migrate import found, prepare
 from redrive.store.postgres.stage import PostgresStage
@@ -56,7 +58,7 @@ class PostgresStore:
         self.url = shown(url)
         self._address = url
         self._settings = (f"SET lock_timeout = {round(busy_timeout * 1000)}",)
-        self._pool_max = pool_max
+        self._busy_timeout, self._pool_max = busy_timeout, pool_max
         self._mutex = threading.Lock()  # of the writing connection
         self._alone = threading.Lock()  # of an append in its caller's thread
         self._held: dict[int, PostgresTx] = {}  # by thread
@@ -261,6 +263,11 @@ class PostgresStore:
                 self.append_group([appending])
             finally:
                 self._alone.release()
+
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+        """Append in a transaction of the user's own; the log is claimed until it ends."""
+        check_off_stage()
+        append_into(given, log, events, self._busy_timeout)
 
     def append_group(self, group: list[Appending]) -> None:
         """One durable transaction for many callers; one caller's error is only its own."""

@@ -11,13 +11,14 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from redrive.errors import CommitUnknown, StoreBusy, StoreError, UsageError
+from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.books import Books
 from redrive.store.groups import Done, append_group, run_here
@@ -300,6 +301,10 @@ class SqliteStore:
                 raise translate(error, self.path) from error
         seen, self._seen_version = self._seen_version, version
         return seen != version
+
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+        """No: only one connection may write at a time, and ours could not sync what another one commits."""
+        raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
 
     def inside_transaction(self) -> bool:
         """Does this thread hold the store's transaction?"""
