@@ -19,7 +19,7 @@ from redrive.observe.signals import Signals
 from redrive.settings import Settings, load_settings, settings_path
 from redrive.store.address import POSTGRES, is_postgres, shown
 from redrive.store.port import Migration, Store
-from redrive.store.sqlite import SqliteStore
+from redrive.store.sqlite import SqliteStore, exists_file
 from redrive.store.sqlite.migrate import FileMigration
 from redrive.types import EventTypes
 
@@ -81,7 +81,7 @@ class Runtime:
     def check_exists(self) -> None:
         """Refuse a store that nobody has made yet: whoever only looks must not make one."""
         address = self.address
-        exists = _postgres().PostgresStore.exists(address) if is_postgres(address) else SqliteStore.exists(address)
+        exists = _postgres().exists(address) if is_postgres(address) else exists_file(address)
         if not exists:
             raise UsageError(f"there is no store at {self.shown}: say which with --store, --app or REDRIVE_STORE")
 

@@ -43,6 +43,15 @@ BEGIN_LAZY = f"{BEGIN}; SET LOCAL synchronous_commit = off"  # may be lost with 
 BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
+def exists(url: str) -> bool:
+    """Is there a store in this database? Nothing is created or changed by asking."""
+    with closing(open_connection(url)) as connection:
+        try:
+            return found(connection).number > 0
+        except psycopg.Error as error:
+            raise StoreError(f"cannot open the store {shown(url)}: {error}") from error
+
+
 class PostgresStore:
     """A database; redrive's tables are in its schema `redrive`."""
 
@@ -83,15 +92,6 @@ class PostgresStore:
         self._listener: Listener | None = None
         self._seen_pulse: Row | None = None
         self._writer = None if inline else Writer(self)
-
-    @staticmethod
-    def exists(url: str) -> bool:
-        """Is there a store in this database? Nothing is created or changed by asking."""
-        with closing(open_connection(url)) as connection:
-            try:
-                return found(connection).number > 0
-            except psycopg.Error as error:
-                raise StoreError(f"cannot open the store {shown(url)}: {error}") from error
 
     def _open(self) -> PostgresTx:
         return PostgresTx(open_connection(self._address, self._settings))

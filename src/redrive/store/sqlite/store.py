@@ -102,6 +102,11 @@ class SqliteTx:
         self.logs.forget()  # a log that was created since is gone too, and its number will be another's
 
 
+def exists_file(path: str) -> bool:
+    """Is there a file with a store in it? Nothing is created or changed by asking."""
+    return Path(path).is_file() and holds_store(path)
+
+
 class SqliteStore:
     """A file, or `:memory:` for the simulator."""
 
@@ -129,11 +134,6 @@ class SqliteStore:
         self._seen_version = -1
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         self._writer = None if inline else Writer(self)
-
-    @staticmethod
-    def exists(path: str) -> bool:
-        """Is there a file with a store in it? Nothing is created or changed by asking."""
-        return Path(path).is_file() and holds_store(path)
 
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
         return open_connection(self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only)
