@@ -12,7 +12,7 @@ views = app.log("views")
 @app.projection(views, "page.viewed", batch=True, tables={"pages": "url TEXT PRIMARY KEY, views INTEGER NOT NULL"})
 def pages(events: list[Event[Any]], tx: Tx) -> None:
     counted = Counter(event.data["url"] for event in events)
-    tx.connection.executemany(
+    tx.executemany(
         "INSERT INTO pages VALUES (?, ?) ON CONFLICT (url) DO UPDATE SET views = pages.views + excluded.views",
         counted.items(),
     )

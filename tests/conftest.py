@@ -2,12 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
+
+from redrive.testing.servers import Databases, databases, empty
 
 # A deadline measures the machine, not the code; runs on a busy machine must not fail by chance.
 settings.register_profile("redrive", deadline=None, print_blob=True)
 settings.load_profile("redrive")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Databases]:
+    """A real server for this test process. None to be had: a failure, not a skip."""
+    with databases() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def postgres_store(postgres: Databases) -> Iterator[str]:
+    """A database with redrive's tables; who uses it empties it, which takes a tenth of the time of making another."""
+    from redrive.store.postgres import PostgresStore
+
+    url = postgres.make()
+    PostgresStore(url, inline=True).close()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture
+def postgres_url(postgres: Databases) -> Iterator[str]:
+    """An empty database of this test's own."""
+    url = postgres.make()
+    yield url
+    postgres.drop(url)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        only = metafunc.definition.get_closest_marker("sqlite")
+        metafunc.parametrize("backend", ["sqlite"] if only else ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """The address of an empty store, None for a file of the test's own: both, unless a test says `sqlite` and why."""
+    if request.param == "sqlite":
+        yield None
+        return
+    url: str = request.getfixturevalue("postgres_store")
+    yield url
+    empty(url)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

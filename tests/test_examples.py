@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -27,27 +28,28 @@ PRINTED = {
 }
 
 
-def environment() -> dict[str, str]:
-    """That of a user: no option of ours is set."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("REDRIVE_")}
+def environment(store: str | None = None) -> dict[str, str]:
+    """That of a user: no option of ours is set, but for the store if it is not the program's own file."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("REDRIVE_")}
+    return found if store is None else found | {"REDRIVE_STORE": store}
 
 
-def run(name: str, folder: Path, timeout: float = SECONDS_MAX) -> subprocess.CompletedProcess[str]:
+def run(name: str, folder: Path, store: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(EXAMPLES / name)],
         cwd=folder,
-        env=environment(),
+        env=environment(store),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=SECONDS_MAX,
         check=False,
     )
 
 
-def run_until(name: str, folder: Path, reached: Callable[[], bool]) -> None:
+def run_until(name: str, folder: Path, store: str | None, reached: Callable[[], bool]) -> None:
     """Run a program that never ends by itself, and end it the way an operator does."""
     process = subprocess.Popen(
-        [sys.executable, str(EXAMPLES / name)], cwd=folder, env=environment(), stderr=subprocess.DEVNULL
+        [sys.executable, str(EXAMPLES / name)], cwd=folder, env=environment(store), stderr=subprocess.DEVNULL
     )
     try:
         for _ in range(int(SECONDS_MAX / 0.05)):
@@ -66,8 +68,14 @@ def run_until(name: str, folder: Path, reached: Callable[[], bool]) -> None:
         process.wait()
 
 
-def rows(file: Path, sql: str) -> list[tuple[Any, ...]]:
+def rows(file: Path, store: str | None, sql: str) -> list[tuple[Any, ...]]:
     """What is in a user's table; nothing while the program has not made it."""
+    if store is not None:
+        with psycopg.connect(store) as server:
+            try:
+                return server.execute(sql.replace("redrive_", "redrive.").encode()).fetchall()
+            except psycopg.errors.UndefinedTable:
+                return []
     connection = sqlite3.connect(file)
     try:
         return connection.execute(sql).fetchall()
@@ -80,34 +88,39 @@ def rows(file: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_an_example_prints_what_it_should_and_once_more_when_it_is_run_again(name: str, tmp_path: Path) -> None:
+def test_an_example_prints_what_it_should_and_once_more_when_it_is_run_again(
+    name: str, tmp_path: Path, backend: str | None
+) -> None:
     for expected in PRINTED[name]:
-        done = run(name, tmp_path)
+        done = run(name, tmp_path, backend)
         assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 
-def test_the_projection_counts_each_order_once_over_two_runs(tmp_path: Path) -> None:
+def test_the_projection_counts_each_order_once_over_two_runs(tmp_path: Path, backend: str | None) -> None:
     for orders in (1, 2):
         run_until(
             "01_projection.py",
             tmp_path,
-            lambda: rows(tmp_path / "shop.db", "SELECT sum(cents) FROM revenue") == [(4200 * orders,)],  # noqa: B023
+            backend,
+            lambda: rows(tmp_path / "shop.db", backend, "SELECT sum(cents) FROM revenue") == [(4200 * orders,)],  # noqa: B023
         )
-    assert len(rows(tmp_path / "shop.db", "SELECT * FROM redrive_events")) == 2
+    assert len(rows(tmp_path / "shop.db", backend, "SELECT * FROM redrive_events")) == 2
 
 
-def test_the_handler_emits_a_receipt_and_keeps_what_it_rejects(tmp_path: Path) -> None:
+def test_the_handler_emits_a_receipt_and_keeps_what_it_rejects(tmp_path: Path, backend: str | None) -> None:
     file = tmp_path / "shop.db"
     letters = "SELECT key, state, reason FROM redrive_letters ORDER BY id"
-    run_until("02_handler.py", tmp_path, lambda: rows(file, letters) == [("customer-2", "dead", "rejected")])
+    run_until(
+        "02_handler.py", tmp_path, backend, lambda: rows(file, backend, letters) == [("customer-2", "dead", "rejected")]
+    )
     behind = [("customer-2", "dead", "rejected"), ("customer-2", "retrying", "behind_head")]
-    run_until("02_handler.py", tmp_path, lambda: rows(file, letters) == behind)
-    receipts = rows(file, "SELECT key, type FROM redrive_events WHERE type = 'payment.charged'")
+    run_until("02_handler.py", tmp_path, backend, lambda: rows(file, backend, letters) == behind)
+    receipts = rows(file, backend, "SELECT key, type FROM redrive_events WHERE type = 'payment.charged'")
     assert receipts == [("customer-1", "payment.charged")] * 2
 
 
-def test_a_refused_order_leaves_neither_a_row_nor_an_event(tmp_path: Path) -> None:
-    done = run("05_transaction.py", tmp_path)
+def test_a_refused_order_leaves_neither_a_row_nor_an_event(tmp_path: Path, backend: str | None) -> None:
+    done = run("05_transaction.py", tmp_path, backend)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "order-2 was refused: too expensive",
@@ -116,13 +129,13 @@ def test_a_refused_order_leaves_neither_a_row_nor_an_event(tmp_path: Path) -> No
     ]
 
 
-def test_fastapi_applies_what_its_requests_append(tmp_path: Path) -> None:
+def test_fastapi_applies_what_its_requests_append(tmp_path: Path, backend: str | None) -> None:
     """In a process of its own: a class marked with @redrive.event claims its name in the whole process."""
     client = Path(__file__).with_name("fastapi_client.py")
     done = subprocess.run(
         [sys.executable, str(client), str(EXAMPLES / "fastapi_app.py")],
         cwd=tmp_path,
-        env=environment(),
+        env=environment(backend),
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,

@@ -9,6 +9,7 @@ import ast
 import doctest
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
 import warnings
@@ -63,6 +64,8 @@ TYPES_ONLY = {
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
 MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports
+# A folder that is imported only by the function that opens such a store may import its driver at the start.
+DRIVERS = {"store/postgres/": {"psycopg", "psycopg_pool"}}
 
 IMPURE = {
     "asyncio", "concurrent", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "sqlite3", "subprocess",
@@ -79,8 +82,7 @@ BROAD_EXCEPT = {
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
-    "store/sqlite/writer.py": "hands the error to the thread that asked for the job",
-    "store/sqlite/store.py": "hands the error to each caller whose append was in the group",
+    "store/groups.py": "hands the error to each caller whose append was in the group, or who asked for the job",
 }
 
 
@@ -212,6 +214,17 @@ def test_the_policy_is_pure() -> None:
     check_none(wrong, "now, dice and the rest of the world are arguments")
 
 
+def drivers(module: Module) -> set[str]:
+    return {name for folder, names in DRIVERS.items() if module.name.startswith(folder) for name in names}
+
+
+def test_a_driver_is_loaded_by_who_opens_such_a_store() -> None:
+    code = "import sys, redrive, redrive.runtime, redrive.cli; redrive.App('postgresql://x'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    names = {name for found in DRIVERS.values() for name in found}
+    assert not names & set(loaded)
+
+
 def test_the_core_needs_nothing_but_its_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     allowed = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]} | {"redrive", "__future__"}
@@ -219,7 +232,7 @@ def test_the_core_needs_nothing_but_its_dependencies() -> None:
         f"{module.at(node)}: {name}"
         for module in source()
         for node, name in imports_at_start(module.tree)
-        if name.split(".")[0] not in allowed | sys.stdlib_module_names
+        if name.split(".")[0] not in allowed | sys.stdlib_module_names | drivers(module)
     ]
     check_none(wrong, "import what is optional inside the function that needs it")
 

@@ -25,6 +25,8 @@ from redrive.policy.rules import Rules
 from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
 from redrive.sources.log import Log
+from redrive.store.append import append_all
+from redrive.store.port import StoreTx
 from redrive.subscription import KeyBy, Order, Subscription, count_arguments
 from redrive.units import duration
 
@@ -44,8 +46,8 @@ class AppTx(Tx):
 
     __slots__ = ("pending",)
 
-    def __init__(self, connection: Any) -> None:
-        super().__init__(connection)
+    def __init__(self, tx: StoreTx) -> None:
+        super().__init__(tx)
         self.pending: list[tuple[str, NewEvent]] = []
 
 
@@ -171,17 +173,15 @@ class App:
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
-        logs: dict[str, int] = {}
         with self.runtime.store.transaction() as tx:
-            user = AppTx(tx.connection)
+            user = AppTx(tx)
             self.runtime.transacting = _current_task()
             try:
                 yield user
             finally:
                 self.runtime.transacting = None
-            for log, event in user.pending:
-                rows, _ = tx.logs.append(log, [event])
-                logs[log] = rows[-1][0]
+            rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
+            logs = {log: row[0] for (log, _), row in zip(user.pending, rows, strict=True)}
         for log, position in logs.items():
             self.runtime.notify(log, sum(1 for name, _ in user.pending if name == log), position)
 
@@ -189,7 +189,7 @@ class App:
     def reader(self) -> Iterator[Tx]:
         """A consistent snapshot for reading your own tables."""
         with self.runtime.store.reading() as tx:
-            yield Tx(tx.connection)
+            yield Tx(tx)
 
     def run(self, *, until_idle: bool = False, only: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> None:
         """Run until SIGTERM or SIGINT (or until nothing is left to do); a second signal ends at once."""

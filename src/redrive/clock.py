@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -25,10 +26,17 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The machine's clocks; where the store has one of its own, wall time is what that one says."""
 
-    now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self.now: Callable[[], float] = time.time
+
+    def follow(self, now: float) -> None:
+        """The store says that it is `now`: count on from there, whatever happens to the wall clock of this machine."""
+        ahead = now - time.monotonic()
+        self.now = lambda: time.monotonic() + ahead
 
 
 def boot_id() -> str:

@@ -39,14 +39,29 @@ class Escalate(BaseException):
     """
 
 
+class Opened(Protocol):
+    """What a Tx shows of the store's transaction."""
+
+    @property
+    def connection(self) -> Any: ...
+    @property
+    def execute(self) -> Callable[..., Any]: ...
+    @property
+    def executemany(self) -> Callable[..., Any]: ...
+
+
 class Tx:
-    """An open transaction. `execute` takes `:name` parameters; `connection` is the raw driver's."""
+    """An open transaction. `execute` takes `:name` parameters, `executemany` a list of them.
 
-    __slots__ = ("_emit", "connection", "event", "execute")
+    Both are the same on every store; `connection` is the raw driver's.
+    """
 
-    def __init__(self, connection: Any, emit: Callable[..., None] | None = None) -> None:
-        self.connection = connection
-        self.execute: Callable[..., Any] = connection.execute  # bound once: the hot path of every projection
+    __slots__ = ("_emit", "connection", "event", "execute", "executemany")
+
+    def __init__(self, tx: Opened, emit: Callable[..., None] | None = None) -> None:
+        self.connection = tx.connection
+        self.execute = tx.execute  # bound once: the hot path of every projection
+        self.executemany = tx.executemany
         self._emit = emit
         self.event: Event[Any] | None = None  # the one a projection is called for
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,10 @@ from redrive.errors import UsageError
 from redrive.observe import signals as sig
 from redrive.observe.signals import Signals
 from redrive.settings import Settings, load_settings, settings_path
-from redrive.store.sqlite import SqliteStore
+from redrive.store.address import POSTGRES, is_postgres, shown
+from redrive.store.port import Migration, Store
+from redrive.store.sqlite import SqliteStore, exists_file
+from redrive.store.sqlite.migrate import FileMigration
 from redrive.types import EventTypes
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ class Runtime:
         self._given_env = env is not None
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._store: SqliteStore | None = None
+        self._store: Store | None = None
         self._readers: tuple[Callable[[str], None], asyncio.AbstractEventLoop] | None = None
 
     @property
@@ -65,30 +69,57 @@ class Runtime:
         return self._env
 
     @property
-    def path(self) -> str:
-        """The store's file, wherever it was said."""
-        return store_path(self.settings.store or self._url)
+    def address(self) -> str:
+        """The store's file or database, wherever it was said. It may hold a password: see `shown`."""
+        return store_address(self.settings.store or self._url)
+
+    @property
+    def shown(self) -> str:
+        """The same, as people may see it."""
+        return shown(self.address)
 
     def check_exists(self) -> None:
         """Refuse a store that nobody has made yet: whoever only looks must not make one."""
-        if not SqliteStore.exists(self.path):
-            raise UsageError(f"there is no store at {self.path}: say which with --store, --app or REDRIVE_STORE")
+        address = self.address
+        exists = _postgres().exists(address) if is_postgres(address) else exists_file(address)
+        if not exists:
+            raise UsageError(f"there is no store at {self.shown}: say which with --store, --app or REDRIVE_STORE")
+
+    @contextmanager
+    def migration(self) -> Iterator[Migration]:
+        """The storage format of the store, and how to bring it up to date."""
+        address = self.address
+        if is_postgres(address):
+            with _postgres().migration(address) as migration:
+                yield migration
+        else:
+            self.check_exists()
+            with closing(SqliteStore(address, inline=True)) as store:
+                yield FileMigration(store)
 
     @property
-    def store(self) -> SqliteStore:
+    def store(self) -> Store:
         """The store, opened at first use."""
         self._notice_fork()
         if self._store is None:
             with self._lock:
                 if self._store is None:
-                    settings = self.settings
-                    self._store = SqliteStore(
-                        self.path,
-                        busy_timeout=settings.busy_timeout,
-                        checkpoint_pages=settings.checkpoint_pages,
-                        inline=self.inline,
-                    )
+                    self._store = self._open(self.address)
         return self._store
+
+    def _open(self, address: str) -> Store:
+        settings = self.settings
+        if not is_postgres(address):
+            return SqliteStore(
+                address,
+                busy_timeout=settings.busy_timeout,
+                checkpoint_pages=settings.checkpoint_pages,
+                inline=self.inline,
+            )
+        store: Store = _postgres().PostgresStore(address, busy_timeout=settings.busy_timeout, inline=self.inline)
+        with store.reading() as tx:
+            tx.progress.now(self.env.clock)  # from here on we go by the server's clock
+        return store
 
     def _notice_fork(self) -> None:
         if self._pid != os.getpid():
@@ -140,12 +171,26 @@ class Runtime:
                 self._readers = None
 
 
-def _leave_alone(inherited: SqliteStore | None) -> None:
+def _postgres() -> Any:
+    """Imported when it is asked for: a program with a file does not need the driver."""
+    try:
+        from redrive.store import postgres
+    except ModuleNotFoundError as error:
+        raise UsageError(f"a store in Postgres needs {error.name}: pip install 'redrive[postgres]'") from error
+    return postgres
+
+
+def _leave_alone(inherited: Store | None) -> None:
     """Closing a connection that came through a fork would undo what the parent is writing: it is kept for good."""
     if inherited is not None:
         import ctypes  # only ever in a forked child
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+
+
+def store_address(url: str | None) -> str:
+    """The file or the database behind a store's name."""
+    return url if url and is_postgres(url) else store_path(url)
 
 
 def store_path(url: str | None) -> str:
@@ -159,4 +204,6 @@ def store_path(url: str | None) -> str:
         return url
     if scheme == "sqlite":
         return rest.removeprefix("/") or ":memory:"
-    raise UsageError(f"store {scheme}://…: this version knows SQLite only: a path, or sqlite:///path")
+    if scheme in POSTGRES:
+        raise UsageError("this needs a store in a file: a path, or sqlite:///path")
+    raise UsageError(f"store {scheme}://…: this version knows a path, sqlite:///path and postgresql://…")

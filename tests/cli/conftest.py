@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import sqlite3
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from redrive import App
@@ -33,7 +35,8 @@ orders, receipts = app.log("orders"), app.log("receipts")
 def revenue(event, tx):
     if event.data["cents"] < 0 and Path("strict").exists():
         raise Reject("negative amount")
-    tx.execute("INSERT INTO revenue VALUES (?, ?) ON CONFLICT DO UPDATE SET cents = cents + excluded.cents",
+    tx.execute("INSERT INTO revenue VALUES (?, ?) "
+               "ON CONFLICT (key) DO UPDATE SET cents = revenue.cents + excluded.cents",
                (event.key, event.data["cents"]))
 
 @app.on(orders, TYPES, start="first", retry=no_retry, KEY_BY)
@@ -60,15 +63,16 @@ class Answer:
 
 @dataclass
 class Shop:
-    """A folder with shop.py and, after `append`, shop.db."""
+    """A folder with shop.py and, after `append`, shop.db; or a database, which takes its place wherever it is named."""
 
     folder: Path
+    url: str | None = None
     workers: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def write(self, *, types: str = "", key_by: str = "", strict: bool = True) -> None:
         """The program, as it is now."""
         text = SHOP.replace("TYPES", f"{types!r}" if types else "*[]").replace("KEY_BY", key_by or "key_by=None")
-        (self.folder / "shop.py").write_text(text)
+        (self.folder / "shop.py").write_text(self._placed(text))
         if strict:
             (self.folder / "strict").touch()
         else:
@@ -84,9 +88,20 @@ class Shop:
     @contextlib.contextmanager
     def app(self) -> Iterator[App]:
         """An app without functions on the shop's store."""
-        app = App(str(self.folder / "shop.db"))
+        app = App(self.store)
         yield app
         app.close()
+
+    @property
+    def store(self) -> str:
+        """The file or the database."""
+        return self.url or str(self.folder / "shop.db")
+
+    def _placed(self, text: str) -> str:
+        """The file's name, and its tables' names, in a text: those of the database."""
+        if self.url is None:
+            return text
+        return text.replace(str(self.folder / "shop.db"), self.url).replace("shop.db", self.url)
 
     def redrive(self, *arguments: str, **environ: str) -> Answer:
         """The command line, inside this process but in the shop's folder and with its environment."""
@@ -95,8 +110,8 @@ class Shop:
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 os.environ.clear()
-                os.environ.update(self._env() | environ)
-                main(arguments)
+                os.environ.update(self._env() | {name: self._placed(value) for name, value in environ.items()})
+                main([self._placed(word) for word in arguments])
             except SystemExit as ended:
                 assert isinstance(ended.code, int)
                 return Answer(ended.code, out.getvalue(), err.getvalue())
@@ -111,8 +126,8 @@ class Shop:
     def process(self, *arguments: str, answer: str | None = None) -> Answer:
         """The command line as a process of its own."""
         done = subprocess.run(
-            [sys.executable, "-m", "redrive.cli", *arguments], cwd=self.folder, capture_output=True, text=True,
-            timeout=60, input=answer, env=self._env(), check=False,
+            [sys.executable, "-m", "redrive.cli", *map(self._placed, arguments)], cwd=self.folder, capture_output=True,
+            text=True, timeout=60, input=answer, env=self._env(), check=False,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
 
@@ -120,8 +135,8 @@ class Shop:
         """The command line as a process on a terminal, with somebody who types an answer."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            [sys.executable, "-m", "redrive.cli", *arguments], cwd=self.folder, stdin=theirs, stdout=theirs,
-            stderr=theirs, env=self._env() | {"TERM": "xterm", "COLUMNS": "80"},
+            [sys.executable, "-m", "redrive.cli", *map(self._placed, arguments)], cwd=self.folder, stdin=theirs,
+            stdout=theirs, stderr=theirs, env=self._env() | {"TERM": "xterm", "COLUMNS": "80"},
         )  # fmt: skip
         os.close(theirs)
         os.write(ours, answer.encode())
@@ -147,10 +162,17 @@ class Shop:
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows of the store."""
+        if self.url is not None:
+            return self._ask(re.sub(r"\bredrive_(?=[a-z])", "redrive.", sql))
         with contextlib.closing(sqlite3.connect(self.folder / "shop.db")) as connection:
             found = connection.execute(sql).fetchall()
             connection.commit()
             return found
+
+    def _ask(self, sql: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.store, autocommit=True) as connection:
+            cursor = connection.execute(sql.encode())
+            return cursor.fetchall() if cursor.description else []
 
     def _env(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REDRIVE_", "COLUMNS"))}
@@ -158,8 +180,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path)
+def shop(tmp_path: Path, backend: str | None) -> Iterator[Shop]:
+    shop = Shop(tmp_path, backend)
     shop.write()
     yield shop
     for worker in shop.workers:

@@ -295,13 +295,14 @@ def test_every_command_is_looked_at_here(command: Any) -> None:
     writes = {
         "run", "pause", "resume", "seek", "rebuild", "reset", "rename", "accept-from-now", "rekey", "import", "prune",
         "dlq replay", "dlq edit", "dlq discard", "dlq resolve", "dlq note", "dlq import", "dlq replay-all", "dlq purge",
-        "ops cancel", "ops resume", "demo",
+        "ops cancel", "ops resume", "migrate", "demo",
     }  # fmt: skip
     known = {name for name, _ in commands()}
     assert known - LOOKS.keys() - own_tests - writes == set()
     assert (LOOKS.keys() | own_tests) - known == set()
 
 
+@pytest.mark.sqlite("a file is copied")
 def test_an_export_is_data_in_a_pipe_and_harmless_on_a_terminal(shop: Any, stored: Path) -> None:
     shutil.copy(stored, shop.folder / "shop.db")
     said = shop.at_terminal("export", "orders", "--store", "shop.db", answer="")

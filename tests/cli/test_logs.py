@@ -92,7 +92,7 @@ def test_an_unknown_log_names_the_nearest(inside: Any, store: str) -> None:
 def test_following_shows_what_comes_and_ends_with_ctrl_c(shop: Any) -> None:
     shop.append(1)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("REDRIVE_")}
-    command = [sys.executable, "-m", "redrive.cli", "events", "orders", "--follow", "--json", "--store", "shop.db"]
+    command = [sys.executable, "-m", "redrive.cli", "events", "orders", "--follow", "--json", "--store", shop.store]
     with subprocess.Popen(command, cwd=shop.folder, stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["position"] == 1

@@ -1,23 +1,35 @@
-"""A small bank whose functions fail on demand, for tests of what operators do."""
+"""A small bank whose functions fail on demand, for tests of what operators do.
+
+Every test runs on each store: where it is Postgres, a database takes the place of each file that a test names or a
+harness makes, and has views that are called as redrive's tables are on SQLite.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from redrive import App, Ctx, Event, Ignore, Reject, Tx, no_retry
 from redrive.replay.operations import Operations
+from redrive.store.postgres import PostgresStore
 from redrive.testing import Harness
+from redrive.testing.servers import Databases
 
+VIEWS = """DO $$ DECLARE name text; BEGIN
+FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'redrive' UNION SELECT 'done' LOOP
+    EXECUTE format('CREATE VIEW redrive_%1$s AS SELECT * FROM redrive.%1$I', name);
+END LOOP; END $$"""
 BALANCES = "account TEXT PRIMARY KEY, cents INTEGER NOT NULL"
 
 
 class Bank:
     """`balances` is a projection, `remind` a handler; an event is rejected while its note is in `bad`."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: str | None = None) -> None:
         self.app = App("unused.db")
         self.deposits, self.letters_sent = self.app.log("deposits"), self.app.log("letters_sent")
         self.bad = {"poison"}
@@ -28,8 +40,8 @@ class Bank:
         def balances(event: Event[Any], tx: Tx) -> None:
             bank.check(event)
             tx.execute(
-                "INSERT INTO balances VALUES (:a, :c) ON CONFLICT DO UPDATE SET cents = cents + :c",
-                {"a": event.key, "c": event.data["cents"]},
+                "INSERT INTO balances VALUES (:a, :c) ON CONFLICT (account) DO UPDATE SET cents = balances.cents + :c",
+                {"a": event.key or "", "c": event.data["cents"]},
             )
             tx.emit(bank.letters_sent, "balance.changed", {"of": event.position})
             bank.calls.append(("balances", event.position, ""))  # last: the first emission runs it once more
@@ -41,7 +53,7 @@ class Bank:
             bank.calls.append(("remind", event.position, ctx.idempotency_key))
             ctx.emit(bank.letters_sent, "reminded", {"of": event.position})
 
-        self.harness = Harness(self.app)
+        self.harness = Harness(self.app, store)
 
     def check(self, event: Event[Any]) -> None:
         """Reject or ignore what is marked."""
@@ -98,8 +110,35 @@ class Bank:
             assert verdict.violations == (), verdict
 
 
+@pytest.fixture(autouse=True)
+def _everywhere(backend: str | None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A database for each file: one that is emptied afterwards for the first that nobody named, else another."""
+    found: dict[object, str] = {}
+
+    def database(file: object) -> str:
+        if file not in found:
+            if isinstance(file, Harness) and backend not in found.values():
+                found[file] = str(backend)
+            else:
+                found[file] = databases.make()
+                PostgresStore(found[file], inline=True).close()
+            with psycopg.connect(found[file], autocommit=True) as connection:
+                connection.execute(VIEWS)
+        return found[file]
+
+    if backend is not None:
+        databases: Databases = request.getfixturevalue("postgres")
+        monkeypatch.setattr("redrive.testing.harness.temporary_file", database)
+        monkeypatch.setattr("redrive.testing.harness.store_address", database)
+    yield
+    for url in found.values():
+        if url != backend:
+            databases.drop(url)
+
+
 @pytest.fixture
-def bank() -> Iterator[Bank]:
-    bank = Bank()
+def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bank]:
+    damaged = "books" in request.fixturenames  # triggers and indexes, too: that store is for nobody else
+    bank = Bank(str(tmp_path / "bank.db") if damaged else None)
     with bank.harness:
         yield bank

@@ -9,6 +9,7 @@ import pytest
 from redrive import App, Event, Reject, Tx, no_retry
 from redrive.replay.chain import AuditVerdict, verify_audit
 from redrive.replay.ledger import Verdict, verify
+from redrive.store.address import is_postgres
 from redrive.testing import Harness
 
 BALANCES, REMIND = 1, 2  # subscriptions, in the order they were registered
@@ -41,6 +42,12 @@ def books(bank: Any) -> Any:
     return bank
 
 
+IN_OTHER_WORDS = {  # what Postgres calls it
+    "DROP TRIGGER redrive_letter_moved": "ALTER TABLE redrive.letters DISABLE TRIGGER letter_moved",
+    "DROP INDEX redrive_letters_position": "DROP INDEX redrive.letters_position",
+}
+
+
 def account(bank: Any, name: str = "balances") -> Verdict:
     """The verdict about one subscription."""
     verdicts: dict[str, Verdict] = {verdict.subscription: verdict for verdict in bank.desk.verify()}
@@ -48,10 +55,11 @@ def account(bank: Any, name: str = "balances") -> Verdict:
 
 
 def damage(bank: Any, *statements: str) -> None:
-    """Change the file behind the engine's back."""
+    """Change the store behind the engine's back."""
+    on_postgres = is_postgres(bank.harness.path)
     with bank.app.runtime.store.transaction() as tx:
         for statement in statements:
-            tx.connection.execute(statement)
+            tx.connection.execute(IN_OTHER_WORDS.get(statement, statement) if on_postgres else statement)
 
 
 def test_a_good_database_is_sound_and_every_event_is_somewhere(books: Any) -> None:
@@ -98,8 +106,8 @@ DAMAGES = {
     "an applied event that was deleted": ("balance", "DELETE FROM redrive_events WHERE position = 1"),
     "an event whose type was changed": ("lost_events", "UPDATE redrive_events SET type = 'x' WHERE position = 2"),
     "versions with a hole": ("log_holes", "UPDATE redrive_events SET version = 7 WHERE position = 3"),
-    "a done row below the progress": ("stale_done", "INSERT INTO redrive_done_chunks VALUES (1, 0, '001' || substr(hex(zeroblob(255)), 1, 509))"),  # noqa: E501
-    "a done row without an event": ("empty_done", "INSERT INTO redrive_done_chunks VALUES (1, 9, hex(zeroblob(196)) || '1' || substr(hex(zeroblob(60)), 1, 119))"),  # noqa: E501
+    "a done row below the progress": ("stale_done", f"INSERT INTO redrive_done_chunks VALUES (1, 0, '{'1':0>3}{'':0>509}')"),  # noqa: E501
+    "a done row without an event": ("empty_done", f"INSERT INTO redrive_done_chunks VALUES (1, 9, '{'1':0>393}{'':0>119}')"),  # noqa: E501
     "a dead letter without history": ("unexplained", "DELETE FROM redrive_attempts"),
     "a discard without a name": ("unsigned", "UPDATE redrive_letters SET resolved_by = NULL WHERE state = 'discarded'"),
     "an edit that is gone": ("lost_edits", "DELETE FROM redrive_edits"),
@@ -169,9 +177,8 @@ def test_the_positions_of_a_violation_are_exact(books: Any) -> None:
 def test_an_event_that_overtook_at_intake_is_found_where_the_program_tells_the_keys(books: Any) -> None:
     passed = books.deposit("b", 9)
     with books.app.runtime.store.transaction() as tx:
-        tx.connection.execute("UPDATE redrive_progress SET position = ?, applied = applied + 1", (passed,))
-        tx.connection.execute("UPDATE redrive_progress SET anchor = (SELECT id FROM redrive_events WHERE position = ?)",
-                              (passed,))  # fmt: skip
+        tx.execute("UPDATE redrive_progress SET position = ?, applied = applied + 1", (passed,))
+        tx.execute("UPDATE redrive_progress SET anchor = (SELECT id FROM redrive_events WHERE position = ?)", (passed,))
     (found,) = account(books).violations
     assert (found.rule, found.positions) == ("overtaken", (passed,))
     assert all(verdict.sound for verdict in verify(books.app.runtime.store))  # without the program nobody can tell
@@ -191,7 +198,7 @@ def test_an_event_that_passed_a_failed_one_in_total_order_is_found() -> None:
         harness.run_until_idle()
         assert all(verdict.sound for verdict in app.operate().verify())
         with app.runtime.store.transaction() as tx:
-            tx.connection.execute("UPDATE redrive_progress SET position = 2, applied = 1, anchor = ?", (second.id,))
+            tx.execute("UPDATE redrive_progress SET position = 2, applied = 1, anchor = ?", (second.id,))
         (verdict,) = app.operate().verify()
         assert [(one.rule, one.positions) for one in verdict.violations] == [("overtaken", (2,))]
 

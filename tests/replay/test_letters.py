@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from redrive import App, Ctx, Event, Reject, Tx, UsageError, no_retry
 from redrive.errors import EventError
 from redrive.observe.signals import Operated
 from redrive.replay.letters import CHUNK_MAX, LetterDesk
-from redrive.store.sqlite import SqliteStore
+from redrive.runtime import Runtime
+from redrive.settings import Settings
 from redrive.testing import Harness, failpoint
 
 
@@ -216,7 +217,7 @@ def test_of_two_operators_at_once_one_is_told_so(bank: Any) -> None:
     barrier = threading.Barrier(2)
 
     def operate(who: str) -> None:
-        store = SqliteStore(path)
+        store = Runtime(path, Settings(), None, inline=False).store
         desk = LetterDesk(store, bank.harness.env, who=who)
         seen = desk.get(letter)
         assert seen is not None
@@ -230,8 +231,8 @@ def test_of_two_operators_at_once_one_is_told_so(bank: Any) -> None:
     for thread in threads:
         thread.join()
     assert sorted((len(receipt.done), len(receipt.refused)) for receipt in receipts) == [(0, 1), (1, 0)]
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT count(*) FROM redrive_audit").fetchone() == (1,)
+    with closing(App(path)) as app, app.reader() as tx:
+        assert tx.execute("SELECT count(*) FROM redrive_audit").fetchall() == [(1,)]
 
 
 def test_many_letters_are_done_in_chunks_and_all_are_on_the_receipt(bank: Any) -> None:
@@ -259,11 +260,11 @@ def test_a_letter_of_total_order_is_replayed_before_anything_later_runs() -> Non
     orders = app.log("orders")
     bad = {1}
 
-    @app.projection(orders, order="total", retry=no_retry, tables={"seen": "n INTEGER"})
+    @app.projection(orders, order="total", retry=no_retry, tables={"seen": "n INTEGER, place INTEGER"})
     def total(event: Event[Any], tx: Tx) -> None:
         if event.data in bad:
             raise Reject("bad")
-        tx.execute("INSERT INTO seen VALUES (?)", (event.data,))
+        tx.execute("INSERT INTO seen VALUES (?, (SELECT count(*) FROM seen))", (event.data,))
 
     with Harness(app) as harness:
         for number in range(4):
@@ -274,5 +275,5 @@ def test_a_letter_of_total_order_is_replayed_before_anything_later_runs() -> Non
         (letter,) = app.operate("ada").letters.list()
         app.operate("ada").letters.replay(letter)
         harness.run_until_idle()
-        assert harness.query("SELECT n FROM seen ORDER BY rowid") == [(0,), (1,), (2,), (3,)]
+        assert harness.query("SELECT n FROM seen ORDER BY place") == [(0,), (1,), (2,), (3,)]
         assert all(verdict.sound for verdict in app.operate().verify())

@@ -363,7 +363,7 @@ def test_a_wrong_number_of_pruned_events_is_found_by_the_ledger() -> None:
         post.add(("new", None))
         run_prune(post, "orders")
         with post.app.runtime.store.transaction() as tx:
-            tx.connection.execute("UPDATE redrive_meta SET value = replace(value, '4', '5') WHERE name = 'pruned 1'")
+            tx.books.set("pruned 1", tx.books.get("pruned 1").replace("4", "5"))
         (verdict,) = post.app.operate().verify()
         assert [one.rule for one in verdict.violations] == ["balance"]
 

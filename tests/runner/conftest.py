@@ -1,7 +1,11 @@
-"""Fixtures of the behaviour tests: an app whose real file must stay untouched, and harnesses that end with the test."""
+"""Fixtures of the behaviour tests: an app whose real file must stay untouched, and harnesses that end with the test.
+
+Every test that starts a harness runs on each store, unless it says `sqlite` and why.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 import pytest
 
 from redrive import App
+from redrive.store.address import is_postgres
 from redrive.testing import Harness
 
 Start = Callable[..., Harness]
@@ -19,6 +24,19 @@ class CheckedHarness(Harness):
     """At the end of every test the books must balance: each event has exactly one fate, and no lane was overtaken."""
 
     tampered = False  # set by tests that change the store behind the engine's back
+
+    @property
+    def on_postgres(self) -> bool:
+        return is_postgres(self.path)
+
+    def own(self, sql: str) -> str:
+        """A statement about redrive's own tables, or the order of rows, in the words of this store."""
+        if self.on_postgres:
+            sql = re.sub(r"\bredrive_(?=[a-z])", "redrive.", sql.replace("ORDER BY rowid", "ORDER BY ctid"))
+        return sql
+
+    def query(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
+        return super().query(self.own(sql), params)
 
     def close(self) -> None:
         wrong = []
@@ -38,12 +56,12 @@ def app(tmp_path: Path) -> Iterator[App]:
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(backend: str | None) -> Iterator[Start]:
     """Harnesses that are closed when the test ends."""
     with ExitStack() as stack:
 
-        def begin(app: App, *arguments: Any, **options: Any) -> Harness:
-            return stack.enter_context(CheckedHarness(app, *arguments, **options))
+        def begin(app: App, store: str | None = None, **options: Any) -> Harness:
+            return stack.enter_context(CheckedHarness(app, store or backend, **options))
 
         yield begin
 

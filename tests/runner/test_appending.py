@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from redrive import App, EventError, IdConflict, UsageError, VersionConflict
@@ -195,7 +196,7 @@ def test_a_transaction_inside_a_transaction_is_refused(app: App, harness: Harnes
 def test_a_transaction_cannot_be_ended_from_inside(app: App, harness: Harness) -> None:
     with app.transaction() as tx:
         tx.execute("CREATE TABLE mine (n INTEGER)")
-        with pytest.raises(sqlite3.DatabaseError):
+        with pytest.raises(UsageError if harness.on_postgres else sqlite3.DatabaseError):
             tx.execute("COMMIT")
     assert harness.query("SELECT * FROM mine") == []
 
@@ -218,7 +219,8 @@ def test_a_reader_sees_one_moment_and_cannot_write(app: App, harness: Harness) -
         with app.transaction() as tx:
             tx.execute("INSERT INTO mine VALUES (1)")
         assert reader.execute("SELECT count(*) FROM mine").fetchone() == (0,)
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        refusal = psycopg.errors.ReadOnlySqlTransaction if harness.on_postgres else sqlite3.OperationalError
+        with pytest.raises(refusal, match=r"read-?only"):
             reader.execute("INSERT INTO mine VALUES (2)")
     with app.reader() as reader:
         assert reader.execute("SELECT count(*) FROM mine").fetchone() == (1,)

@@ -164,7 +164,8 @@ def test_a_statement_that_fails_at_settling_fails_its_event_and_no_neighbour_is_
     assert sorted(text for (text,) in harness.query("SELECT text FROM notes")) == ["a", "b", "c", "e"]
     assert sorted(data for _, data in harness.emitted("out")) == ["a", "b", "c", "e"]
     [letter] = harness.letters()
-    assert (letter.lane, letter.state, letter.error_type) == ("d", "retrying", "sqlite3.IntegrityError")
+    expected = "psycopg.errors.UniqueViolation" if harness.on_postgres else "sqlite3.IntegrityError"
+    assert (letter.lane, letter.state, letter.error_type) == ("d", "retrying", expected)
     harness.advance("1m")
     assert sorted(calls) == ["a", "b", "c", "d", "d", "e"]
     assert harness.letters()[0].state == "dead"

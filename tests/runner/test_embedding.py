@@ -213,6 +213,8 @@ def test_include_imports_the_modules_that_declare_functions(
         "@app.on(app.log('orders'), start='first')\ndef see(event, ctx):\n    seen.append(event.data)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("included_app", "included_handlers"):  # the same program on another store
+        monkeypatch.delitem(sys.modules, name, raising=False)
     import importlib
 
     module = importlib.import_module("included_app")

@@ -13,6 +13,13 @@ from redrive.settings import Settings
 from redrive.testing import Harness, failpoint
 
 KINDS = pytest.mark.parametrize("kind", ["projection", "handler"])
+NO_LETTERS = {  # by whether it is Postgres
+    False: ["CREATE TRIGGER no_letters BEFORE INSERT ON redrive_letters BEGIN SELECT RAISE(ABORT, 'no letters'); END"],
+    True: [
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no letters'; END $$",
+        "CREATE TRIGGER no_letters BEFORE INSERT ON redrive.letters FOR EACH ROW EXECUTE FUNCTION refuse()",
+    ],
+}
 
 
 class Subject:
@@ -109,9 +116,8 @@ def test_a_dead_letter_that_cannot_be_written_stops_progress_until_it_can(
 ) -> None:
     Subject(app, kind)
     with app.transaction() as tx:
-        tx.execute(
-            "CREATE TRIGGER no_letters BEFORE INSERT ON redrive_letters BEGIN SELECT RAISE(ABORT, 'no letters'); END"
-        )
+        for statement in NO_LETTERS[harness.on_postgres]:
+            tx.execute(statement)
     for number, key in enumerate("axb"):
         harness.append("orders", "order.placed", number, key=key)
     harness.run_until_idle()
@@ -123,7 +129,7 @@ def test_a_dead_letter_that_cannot_be_written_stops_progress_until_it_can(
     [(halted,)] = harness.query("SELECT halted FROM redrive_progress")
     assert "no letters" in halted
     with app.transaction() as tx:
-        tx.execute("DROP TRIGGER no_letters")
+        tx.execute(f"DROP TRIGGER no_letters {'ON redrive.letters' if harness.on_postgres else ''}")
     harness.advance("1m")
     assert applied(harness) == [0, 2]
     assert [(letter.state, letter.position) for letter in harness.letters()] == [("dead", 2)]
@@ -182,14 +188,15 @@ def test_an_anchor_that_does_not_match_halts_with_an_explanation_and_the_choices
     harness.run_until_idle()
     harness.restart()
     with app.transaction() as tx:
-        tx.execute("UPDATE redrive_events SET id = 'another' WHERE position = 3")
+        tx.execute(harness.own("UPDATE redrive_events SET id = 'another' WHERE position = 3"))
     harness.run_until_idle()
     reason = harness.halted["apply"]
     assert "backup" in reason
     assert "redrive rebuild apply" in reason
     assert applied(harness) == [0, 1, 2]
     with app.transaction() as tx:
-        tx.execute("UPDATE redrive_events SET id = (SELECT anchor FROM redrive_progress) WHERE position = 3")
+        anchor = "UPDATE redrive_events SET id = (SELECT anchor FROM redrive_progress) WHERE position = 3"
+        tx.execute(harness.own(anchor))
     harness.append("orders", "order.placed", 3, key="a")
     harness.advance("1m")
     assert applied(harness) == [0, 1, 2, 3]
@@ -203,7 +210,7 @@ def test_a_letter_whose_event_is_gone_halts_and_says_which(app: App, harness: Ha
     harness.run_until_idle()
     harness.tampered = True  # type: ignore[attr-defined]
     with app.transaction() as tx:
-        tx.execute("DELETE FROM redrive_events WHERE position = 1")
+        tx.execute(harness.own("DELETE FROM redrive_events WHERE position = 1"))
     harness.advance("2m")
     assert "no longer in the log" in harness.halted["apply"]
     assert [letter.state for letter in harness.letters()] == ["retrying"]
@@ -243,9 +250,8 @@ def test_a_halted_subscription_does_not_stop_the_others(
     other = []
     app.on(app.log("orders"), start="first", name="other")(lambda event, ctx: other.append(event.data))
     with app.transaction() as tx:
-        tx.execute(
-            "CREATE TRIGGER no_letters BEFORE INSERT ON redrive_letters BEGIN SELECT RAISE(ABORT, 'no letters'); END"
-        )
+        for statement in NO_LETTERS[harness.on_postgres]:
+            tx.execute(statement)
     for number, key in enumerate("xab"):
         harness.append("orders", "order.placed", number, key=key)
     harness.advance("1m")

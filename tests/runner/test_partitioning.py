@@ -11,7 +11,6 @@ from redrive import App, UsageError
 from redrive.policy.partitions import place
 from redrive.policy.retry import retry
 from redrive.settings import Settings
-from redrive.testing import Harness
 from redrive.testing.fakes import FakeEnv
 
 SETTINGS = Settings(lease=9.0, poll_min=0.5, poll_max=0.5)
@@ -25,10 +24,10 @@ class Fleet:
     def __init__(self, start: Any, kind: str, partitions: int = 4) -> None:
         self._start, self._kind, self.partitions = start, kind, partitions
         self.poison: set[int] = set()
-        self.workers: dict[str, Harness] = {}
+        self.workers: dict[str, Any] = {}
         self.sent: list[tuple[str, int]] = []
 
-    def boot(self, name: str, partitions: int | None = None) -> Harness:
+    def boot(self, name: str, partitions: int | None = None) -> Any:
         app, first = App("/nonexistent/shop.db"), next(iter(self.workers.values()), None)
 
         def apply(event: Any, out: Any) -> None:
@@ -40,12 +39,13 @@ class Fleet:
                 raise ValueError(event.data)
 
         env = FakeEnv(owner=name) if first is None else FakeEnv(first.clock, owner=name)
-        harness: Harness = self._start(app, first and first.path, settings=SETTINGS, env=env)
+        harness = self._start(app, first and first.path, settings=SETTINGS, env=env)
         if first is None:
+            number = (
+                "BIGINT GENERATED ALWAYS AS IDENTITY" if harness.on_postgres else "INTEGER PRIMARY KEY AUTOINCREMENT"
+            )
             with app.transaction() as tx:
-                tx.execute(
-                    "CREATE TABLE applied (seq INTEGER PRIMARY KEY AUTOINCREMENT, worker TEXT, k TEXT, n INTEGER)"
-                )
+                tx.execute(f"CREATE TABLE applied (seq {number}, worker TEXT, k TEXT, n BIGINT)")
         declared: dict[str, Any] = {
             "name": "apply", "partitions": partitions or self.partitions, "retry": retry(attempts=1),
         }  # fmt: skip
@@ -69,7 +69,7 @@ class Fleet:
                 self.workers[name].advance(0.5 / len(names or self.workers))
 
     @property
-    def any(self) -> Harness:
+    def any(self) -> Any:
         return next(iter(self.workers.values()))
 
     def owners(self) -> list[str | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from redrive import App, Event, Tx, UsageError, no_retry, retry
@@ -30,7 +32,8 @@ def test_a_function_that_takes_a_list_gets_what_is_there(app: App, harness: Harn
     @app.projection(app.log("orders"), batch=True, tables=SEEN)
     def project(events, tx):
         sizes.append(len(events))
-        tx.connection.executemany("INSERT INTO seen VALUES (?)", [(event.data["n"],) for event in events])
+        for event in events:
+            tx.execute("INSERT INTO seen VALUES (?)", [event.data["n"]])
 
     put(harness, *range(7))
     harness.run_until_idle()
@@ -177,9 +180,10 @@ def test_a_projection_cannot_end_the_transaction_it_runs_in(app: App, harness: H
     put(harness, 1)
     harness.run_until_idle()
     assert seen(harness) == []
-    assert [(letter.state, letter.error_type) for letter in harness.letters()] == [
-        ("dead", "sqlite3.DatabaseError" if statement != "BEGIN" else harness.letters()[0].error_type)
-    ]
+    [letter] = harness.letters()
+    assert letter.state == "dead"
+    if statement != "BEGIN" or harness.on_postgres:
+        assert letter.error_type == ("redrive.errors.UsageError" if harness.on_postgres else "sqlite3.DatabaseError")
 
 
 def test_commit_on_the_raw_connection_is_refused_too(app: App, harness: Harness) -> None:
@@ -255,7 +259,8 @@ def test_the_ids_of_emissions_are_the_same_at_every_attempt(app: App, harness: H
     def project(event, tx):
         tx.emit(app.log("out"), "one")
         tx.emit(app.log("out"), "two")
-        ids.append(tx.execute("SELECT id FROM redrive_events WHERE log <> 1 ORDER BY position").fetchall())
+        found = tx.execute(harness.own("SELECT id FROM redrive_events WHERE log <> 1 ORDER BY position"))
+        ids.append(found.fetchall())
         if len(ids) < 3:
             raise OSError
 
@@ -286,7 +291,8 @@ def test_a_statement_that_fails_in_a_projection_is_the_events_failure(app: App, 
     put(harness, 1, 1, 2)
     harness.run_until_idle()
     assert harness.query("SELECT n FROM unique_n ORDER BY n") == [(1,), (2,)]
-    assert [letter.error_type for letter in harness.letters()] == ["sqlite3.IntegrityError"]
+    expected = "psycopg.errors.UniqueViolation" if harness.on_postgres else "sqlite3.IntegrityError"
+    assert [letter.error_type for letter in harness.letters()] == [expected]
 
 
 def test_emit_belongs_to_projections(app: App, harness: Harness) -> None:
@@ -311,7 +317,8 @@ def test_a_missing_table_is_the_events_failure_and_is_retried(app: App, harness:
 
     put(harness, 1)
     harness.run_until_idle()
-    assert harness.letters()[0].error_type == "sqlite3.OperationalError"
+    expected = "psycopg.errors.UndefinedTable" if harness.on_postgres else "sqlite3.OperationalError"
+    assert harness.letters()[0].error_type == expected
     with app.transaction() as tx:
         tx.execute("CREATE TABLE mine (n INTEGER)")
     harness.advance("1m")
@@ -324,9 +331,8 @@ def test_a_reader_sees_only_what_is_committed(app: App, harness: Harness) -> Non
     @app.projection(app.log("orders"), tables=SEEN)
     def project(event, tx):
         tx.execute("INSERT INTO seen VALUES (1)")
-        other = sqlite3.connect(harness.path)
-        outside.append(other.execute("SELECT count(*) FROM seen").fetchone()[0])
-        other.close()
+        with closing((psycopg if harness.on_postgres else sqlite3).connect(harness.path)) as other:
+            outside.append(other.execute("SELECT count(*) FROM seen").fetchone()[0])
 
     put(harness, 1, 2)
     harness.run_until_idle()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from redrive import App, retry
@@ -54,6 +57,12 @@ def test_whatever_fails_the_others_are_applied_once(app: App, harness: Harness, 
     assert history == [(letter.id, attempt) for letter in dead for attempt in (1, 2, 3)]
 
 
+def inside(harness: Harness) -> Any:
+    """The transaction that is open now."""
+    store = harness.app.runtime.store
+    return store._held[threading.get_ident()] if harness.on_postgres else store._current
+
+
 def test_of_many_retries_only_the_one_that_an_operator_took_is_lost(app: App, harness: Harness) -> None:
     @app.projection(app.log("orders"), tables=SEEN, order="none", retry=retry(attempts=3, wait="1s", jitter=0))
     def project(event, tx):
@@ -65,9 +74,9 @@ def test_of_many_retries_only_the_one_that_an_operator_took_is_lost(app: App, ha
     taken = harness.letters()[1].id
 
     def take() -> None:
-        connection = app.runtime.store._current.connection
-        connection.execute("UPDATE redrive_letters SET rev = rev + 1 WHERE id = ?", (taken,))
-        connection.execute("UPDATE redrive_progress SET parked_version = parked_version + 1")
+        execute = inside(harness).execute
+        execute(harness.own("UPDATE redrive_letters SET rev = rev + 1 WHERE id = ?"), (taken,))
+        execute(harness.own("UPDATE redrive_progress SET parked_version = parked_version + 1"))
 
     with failpoint("letter.fenced", take) as armed:
         harness.advance("1s")

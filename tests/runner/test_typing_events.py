@@ -47,13 +47,10 @@ def raw(harness: Harness, kind: str, data: bytes, *, key: str | None = None, sch
     """An event as another program, or another version of this one, may have stored it."""
     with harness.app.runtime.store.transaction() as tx:
         log = tx.logs.id_of("orders", create=True)
-        version = len(tx.logs.of_key(log, key, 0, -1)) + 1 if key else None
+        version = len(tx.logs.of_key(log, key, 0, 100)) + 1 if key else None
         values = (log, f"raw-{tx.logs.last(log)}", kind, key, version, schema, 0, None, data)
-        tx.connection.execute(
-            "INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            values,
-        )
+        insert = "INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)"
+        tx.execute(f"{harness.own(insert)} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 @CLASSES

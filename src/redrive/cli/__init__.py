@@ -44,6 +44,7 @@ COMMANDS = {
     "export": "transfer:export_log",
     "import": "transfer:import_log",
     "prune": "prune:prune",
+    "migrate": "migrate:migrate",
     "doctor": "doctor:doctor",
     "config": "config:config",
     "demo": "demo:demo",

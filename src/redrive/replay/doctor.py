@@ -10,16 +10,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from redrive.clock import Env, short_name
-from redrive.errors import StoreBusy, UsageError
+from redrive.errors import UsageError
 from redrive.policy.lease import Lease, State, state_of
-from redrive.replay.machine import examine_machine
+from redrive.replay.machine import examine_file, examine_server
 from redrive.settings import Settings, check_subscriptions
+from redrive.store.address import is_postgres
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
 from redrive.units import show_duration
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
-SAFE_SQLITE = (3, 51, 3)  # the first version whose checkpoints may race a writer
 UNOWNED_MAX = 86_400.0  # seconds without an owner, with events waiting, after which it looks forgotten
 DEAD_AGE_MAX = 7 * 86_400.0
 LATE_MAX = 3_600.0  # seconds after which a due letter of an owned subscription should have run
@@ -41,11 +41,13 @@ class Finding:
 
 def examine(store: Store, env: Env, settings: Settings, declared: Collection[str] | None = None) -> Iterator[Finding]:
     """Look at everything; `declared` are the subscriptions of the program, None if nobody gave one."""
-    for check, state, message, advice in examine_machine(store.url, settings.checkpoint_pages):
+    if is_postgres(store.url):
+        seen = examine_server(store)
+    else:
+        seen = examine_file(store, settings.checkpoint_pages)
+    for check, state, message, advice in seen:
         yield Finding(check, state, message, advice)
-    yield from _durability(store)
     with store.reading() as tx:
-        yield _version(tx)
         yield _clock(tx, env.clock.now())
         rows = [(row, tx.progress.get(row.id)) for row in tx.progress.all()]
         yield from _settings(settings, declared, [row.name for row, _ in rows])
@@ -54,38 +56,6 @@ def examine(store: Store, env: Env, settings: Settings, declared: Collection[str
     if not any(one.subscription for one in found):
         count = f"{len(rows)} subscriptions" if len(rows) != 1 else "1 subscription"
         yield Finding("subscriptions", OK, f"{count}: none is halted, paused, forgotten or held up")
-
-
-def _durability(store: Store) -> Iterator[Finding]:
-    """Asked of a connection that writes, so it takes the write lock for a moment."""
-    try:
-        with store.transaction() as tx:
-            mode, sync = tx.sql.value("doctor_journal_mode"), tx.sql.value("doctor_synchronous")
-    except StoreBusy:
-        yield Finding(
-            "write lock", PROBLEM, "another process has held the write lock for longer than busy_timeout",
-            "find the program that has a transaction open on the file (lsof, fuser) and end it",
-        )  # fmt: skip
-        return
-    yield Finding("write lock", OK, "it was free")
-    if mode not in ("wal", "memory") or int(sync) < 2:
-        yield Finding(
-            "durability", PROBLEM, f"journal_mode is {mode}, synchronous is {sync}: a power cut may lose what was "
-            "acknowledged", "let no other program change these pragmas",
-        )  # fmt: skip
-    else:
-        yield Finding("durability", OK, f"journal_mode {mode}, synchronous FULL: what is acknowledged survives")
-
-
-def _version(tx: StoreTx) -> Finding:
-    version = str(tx.sql.value("doctor_version"))
-    if tuple(int(part) for part in version.split(".")[:3]) >= SAFE_SQLITE:
-        return Finding("sqlite", OK, f"SQLite {version}")
-    return Finding(
-        "sqlite", OK, f"SQLite {version} may lose commits when a checkpoint meets a writer; redrive checkpoints only "
-        "under the write lock, so its own connections are safe",
-        "a program that writes to this file by itself needs PRAGMA wal_autocheckpoint = 0",
-    )  # fmt: skip
 
 
 def _clock(tx: StoreTx, now: float) -> Finding:

@@ -1,4 +1,4 @@
-"""What the doctor asks of the machine: the file system under the store, its room, and the write-ahead log."""
+"""What the doctor asks of what is under the store: the file and its disk and SQLite, or the Postgres server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from redrive.errors import StoreBusy, StoreError
+from redrive.store.port import Store, StoreTx
 
 Found = tuple[str, str, str, str]  # check, state, message, advice
 
@@ -17,6 +20,77 @@ FREE_OUT = 100_000_000
 REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "9p", "fuse.sshfs", "fuse.s3fs", "ceph", "glusterfs",
           "fuse.glusterfs", "lustre", "beegfs", "virtiofs"}  # fmt: skip
 FLEETING = {"tmpfs", "ramfs"}
+
+SAFE_SQLITE = (3, 51, 3)  # the first version whose checkpoints may race a writer
+POSTGRES_MIN = 14  # the oldest major version that we say we work with
+
+
+def examine_file(store: Store, checkpoint_pages: int) -> Iterator[Found]:
+    """The folder of the file, the file, and the library."""
+    yield from examine_machine(store.url, checkpoint_pages)
+    yield from _durability(store)
+    with store.reading() as tx:
+        yield _sqlite(tx)
+
+
+def examine_server(store: Store) -> Iterator[Found]:
+    """Its version, whether it takes writes, and what it does before it says that something is committed."""
+    with store.reading() as tx:
+        version = str(tx.sql.value("doctor_version"))
+        fsync, waits = str(tx.sql.value("doctor_journal_mode")), str(tx.sql.value("doctor_synchronous"))
+    if int(version.partition(".")[0]) < POSTGRES_MIN:
+        yield "postgres", "problem", f"Postgres {version} is older than {POSTGRES_MIN}", "upgrade the server"
+    else:
+        yield "postgres", "ok", f"Postgres {version}", ""
+    yield _takes_writes(store)
+    if fsync != "on" or waits in ("off", "0"):
+        yield (
+            "durability", "problem", f"fsync is {fsync}, synchronous_commit is {waits}: a crash of the server's "
+            "machine may lose what was acknowledged, and damage the database", "set both to on",
+        )  # fmt: skip
+    else:
+        yield "durability", "ok", f"fsync on, synchronous_commit {waits}: what is acknowledged survives", ""
+
+
+def _takes_writes(store: Store) -> Found:
+    try:
+        with store.transaction() as tx:
+            tx.sql.run("done_drop", (0, 0))  # nobody has the number 0: nothing is deleted, but it is a write
+    except StoreError as error:
+        return "writing", "problem", str(error), "point the address at the server that takes writes"
+    return "writing", "ok", "the server takes writes", ""
+
+
+def _durability(store: Store) -> Iterator[Found]:
+    """Asked of a connection that writes, so it takes the write lock for a moment."""
+    try:
+        with store.transaction() as tx:
+            mode, sync = tx.sql.value("doctor_journal_mode"), tx.sql.value("doctor_synchronous")
+    except StoreBusy:
+        yield (
+            "write lock", "problem", "another process has held the write lock for longer than busy_timeout",
+            "find the program that has a transaction open on the file (lsof, fuser) and end it",
+        )  # fmt: skip
+        return
+    yield "write lock", "ok", "it was free", ""
+    if mode not in ("wal", "memory") or int(sync) < 2:
+        yield (
+            "durability", "problem", f"journal_mode is {mode}, synchronous is {sync}: a power cut may lose what was "
+            "acknowledged", "let no other program change these pragmas",
+        )  # fmt: skip
+    else:
+        yield "durability", "ok", f"journal_mode {mode}, synchronous FULL: what is acknowledged survives", ""
+
+
+def _sqlite(tx: StoreTx) -> Found:
+    version = str(tx.sql.value("doctor_version"))
+    if tuple(int(part) for part in version.split(".")[:3]) >= SAFE_SQLITE:
+        return "sqlite", "ok", f"SQLite {version}", ""
+    return (
+        "sqlite", "ok", f"SQLite {version} may lose commits when a checkpoint meets a writer; redrive checkpoints only "
+        "under the write lock, so its own connections are safe",
+        "a program that writes to this file by itself needs PRAGMA wal_autocheckpoint = 0",
+    )  # fmt: skip
 
 
 def examine_machine(path: str, checkpoint_pages: int, mounts: str | None = None) -> Iterator[Found]:

@@ -16,6 +16,7 @@ from redrive.replay.deed import Operator, find, need_reason
 from redrive.replay.rewind import take_back
 from redrive.store.filters import Asked
 from redrive.store.port import Store, StoreTx, Subscribed
+from redrive.store.progress import tables_of
 from redrive.store.pruned import check_whole
 from redrive.subscription import Subscription
 
@@ -61,7 +62,7 @@ def plan_reset(store: Store, name: str, declared: Subscription | None = None) ->
         row = find(tx, name)
         check_whole(tx, row, tx.progress.filters(row.id)[0][0])
         letters = tx.letters.counts(row.id)
-        tables = tx.progress.tables(row.id) if declared is None else declared.tables
+        tables = tables_of(tx.sql, row.id) if declared is None else declared.tables
         return ResetPlan(
             name, tx.progress.get(row.id).position, tx.progress.filters(row.id)[0][0],
             letters.get("retrying", 0) + letters.get("dead", 0), tuple(sorted(tables)),
@@ -96,7 +97,7 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
         start = filters[0][0]  # where it once began; a seek does not change that
         check_whole(tx, row, start)
         types = filters[-1][1] if declared is None else sorted(declared.types)
-        cleared = _clear_tables(tx, row, tx.progress.tables(row.id) if declared is None else declared.tables)
+        cleared = _clear_tables(tx, row, tables_of(tx.sql, row.id) if declared is None else declared.tables)
         tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})
         tx.progress.add_filter(row.id, start, types)
         asked = Asked([(start, types)])
@@ -129,7 +130,7 @@ def _check_source(tx: StoreTx, row: Subscribed) -> None:
 
 def _clear_tables(tx: StoreTx, row: Subscribed, wanted: Mapping[str, str | None]) -> list[str]:
     """Empty the user's tables; those that we create get the current definition. One no longer declared is let go."""
-    for name in tx.progress.tables(row.id).keys() - wanted.keys():
+    for name in tables_of(tx.sql, row.id).keys() - wanted.keys():
         tx.sql.run("table_drop", {"name": name})
     for name, columns in wanted.items():
         if not _TABLE.fullmatch(name) or name.lower().startswith(("redrive_", "sqlite_")):

@@ -19,8 +19,9 @@ from redrive.runner.duty import Engine
 from redrive.store.filters import Asked, change_filter
 from redrive.store.identity import choose_identity
 from redrive.store.port import StoreTx, Subscribed
-from redrive.store.progress import member_of
+from redrive.store.progress import member_of, tables_of
 from redrive.store.pruned import pruned_upto
+from redrive.store.sql import BOOKS
 from redrive.subscription import Subscription
 
 TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -30,6 +31,7 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
     """Register new subscriptions, check known ones."""
     declared = list(subscriptions)
     with engine.store.transaction() as tx:
+        tx.sql.claim((BOOKS,))  # other workers may start at the same moment
         known = {row.name: row for row in tx.progress.all()}
         orphans = [row for name, row in known.items() if name not in {sub.name for sub in declared}]
         rows = {}
@@ -187,7 +189,7 @@ def _check_keys(engine: Engine, tx: StoreTx, subscription: Subscription, row: Su
 
 def check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
     """Create the tables that are declared and not there; refuse one that has changed, or is another's."""
-    stored = tx.progress.tables(row.id)
+    stored = tables_of(tx.sql, row.id)
     for table, columns in subscription.tables.items():
         if not TABLE.fullmatch(table) or table.lower().startswith(("redrive_", "sqlite_")):
             raise UsageError(f"{row.name}: {table!r} cannot be a table of yours; use letters, digits and _")

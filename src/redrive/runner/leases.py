@@ -33,6 +33,7 @@ def take(
     """
     env, length, member = engine.env, engine.settings.lease, member_of(row.id, partition)
     with engine.store.reading() as tx:
+        now = tx.progress.now(env.clock)
         members = {one.member: one for one in tx.progress.members(row.id)}
     if len(members) != subscription.partitions:
         raise Halted(
@@ -40,12 +41,11 @@ def take(
             f"{subscription.partitions}; restart this one with that version"
         )
     seen = lease_of(members[member])
-    if not _allowed(engine, seen, watched_for if seen == watched else 0.0):
+    if not _allowed(engine, seen, now, watched_for if seen == watched else 0.0):
         return seen
     with engine.store.transaction() as tx:
-        now = env.clock.now()
-        former = lease_of(tx.progress.member(member))
-        if not _allowed(engine, former, watched_for if former == watched else 0.0):
+        now, former = tx.progress.now(env.clock), lease_of(tx.progress.member(member))
+        if not _allowed(engine, former, now, watched_for if former == watched else 0.0):
             return former
         values = {
             "member": member, "epoch": former.epoch, "owner": env.owner, "until": now + length, "now": now,
@@ -62,13 +62,13 @@ def take(
     return duty
 
 
-def _allowed(engine: Engine, lease: Lease, unchanged_for: float) -> bool:
+def _allowed(engine: Engine, lease: Lease, now: float, unchanged_for: float) -> bool:
     env = engine.env
     dead = lease.owner is not None and lease.owner != env.owner and env.owner_is_dead(lease.owner)
     return may_take(
         lease,
         me=env.owner,
-        now=env.clock.now(),
+        now=now,
         owner_is_dead=dead,
         unchanged_for=unchanged_for,
         length=engine.settings.lease,
@@ -78,11 +78,9 @@ def _allowed(engine: Engine, lease: Lease, unchanged_for: float) -> bool:
 def renew(duty: Duty) -> None:
     """Keep the lease; learn of operators and pauses on the way. Fenced if it is not ours any more."""
     engine = duty.engine
-    now = engine.env.clock.now()
     with engine.store.transaction() as tx:
-        set_back = (
-            tx.progress.member(duty.member).lease_set_at > now
-        )  # the wall clock: due times must be looked at again
+        now = tx.progress.now(engine.env.clock)
+        set_back = tx.progress.member(duty.member).lease_set_at > now  # due times must be looked at again
         values = {"member": duty.member, "epoch": duty.epoch, "until": now + engine.settings.lease, "now": now}
         row = tx.sql.one("lease_renew", values)
         if row is None:

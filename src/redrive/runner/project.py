@@ -25,7 +25,7 @@ from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision
 from redrive.runner.strides import Pace, attempt_strides
-from redrive.store.port import StoreTx
+from redrive.store.port import Function, StoreTx
 from redrive.store.sql import Row
 
 STRIDES_AFTER_FAILURE = 100  # batches; where one event failed, others will
@@ -180,7 +180,7 @@ class Projector:
         if duty.subscription.batch and self._apply_list(tx, settling, batch):
             return len(batch.rows)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
-        user, done = Tx(tx.connection, self._emit), 0
+        user, done = Tx(tx, self._emit), 0
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
 
         def late() -> bool:
@@ -209,7 +209,7 @@ class Projector:
     def _apply_at_once(self, settling: Settling, batch: Batch, user: Tx, late: Callable[[], bool]) -> int:
         """Optimism: no savepoint, which spares SQLite a copy of every page. One failure, and all is run again."""
         self._emitted = None
-        function = self._as_list if self.duty.subscription.batch else self._function
+        function = self._callee(settling.tx)
         done, error = attempt_rows(function, batch.rows, self.duty.engine.types, user, late)
         if error is not None:
             self._unless_the_world(error)
@@ -224,7 +224,7 @@ class Projector:
     ) -> tuple[int, Work | None]:
         """Nothing is parked, nobody follows anybody: how far it went, and the event there if that one failed."""
         duty, rows, types = self.duty, batch.rows, self.duty.engine.types
-        function = self._as_list if duty.subscription.batch else self._function
+        function = self._callee(tx)
         known, stop = batch.failed, len(rows)
         if known is not None:
             stop = next(at for at in range(start, stop) if rows[at][0] == known[0])
@@ -284,8 +284,7 @@ class Projector:
         """Call the function for each; if one fails, only what came before it stays in the span."""
         if not span.run:
             return
-        duty = self.duty
-        function = self._as_list if duty.subscription.batch else self._function
+        duty, function = self.duty, self._callee(tx)
         tx.savepoint()
         self._emitted = None
         good, error = attempt_each(function, span.run, user)
@@ -303,15 +302,19 @@ class Projector:
             good, error = attempt_each(function, span.run, user)
         tx.keep()
 
+    def _callee(self, tx: StoreTx) -> Function:
+        """What to call for one event in this transaction."""
+        return tx.checked(self._as_list if self.duty.subscription.batch else self._function)
+
     def _as_list(self, event: Event[Any], user: Tx) -> None:
         self._function([event], user)
 
-    def _call(self, user: Tx, work: Work) -> bool:
+    def _call(self, tx: StoreTx, user: Tx, work: Work) -> bool:
         """One call of the function; its outcome is in the work."""
         if work.outcome is not None:
             return False  # no key, or its crashes are over
         user.event, self._emitted = work.event, None
-        error = attempt(self._as_list if self.duty.subscription.batch else self._function, work.event, user)
+        error = attempt(self._callee(tx), work.event, user)
         work.outcome = out.APPLIED if error is None else self._outcome(work, error)
         return error is None
 
@@ -371,10 +374,10 @@ class Projector:
         return True
 
     def _call_list(self, tx: StoreTx, events: list[Event[Any]]) -> bool:
-        user = Tx(tx.connection, self._emit)
+        user = Tx(tx, self._emit)
         user.event, self._emitted = events[0], None
         tx.savepoint()
-        error = attempt(self._function, events, user)
+        error = attempt(tx.checked(self._function), events, user)
         if error is not None:
             self._in_strides = STRIDES_AFTER_FAILURE
             self._outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
@@ -414,7 +417,7 @@ class Projector:
         self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, rows: dict[int, Row], turn: Turn,
         started: float, alone: Work | None,
     ) -> None:  # fmt: skip
-        engine, user = self.duty.engine, Tx(tx.connection, self._emit)
+        engine, user = self.duty.engine, Tx(tx, self._emit)
         while head is not None and head.state == "retrying" and head.due_at <= settling.now:
             if engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
                 return
@@ -427,7 +430,7 @@ class Projector:
             if alone is not None:
                 work.alone, work.outcome = True, alone.outcome or work.outcome
             tx.savepoint()
-            good = self._call(user, work)
+            good = self._call(tx, user, work)
             if not good:
                 tx.undo()
             settled = settling.commit(work) if good else self._settle_bad(settling, work, turn)

@@ -40,8 +40,8 @@ class Roster:
         Runs where writing happens.
         """
         env, lease = self._engine.env, self._engine.settings.lease
-        now = env.clock.now()
         with self._engine.store.transaction() as tx:
+            now = tx.progress.now(env.clock)
             mine = {
                 "owner": env.owner, "version": VERSION, "started_at": self._started_at, "now": now,
                 "runs": json.dumps(dict(sorted(runs.items()))),

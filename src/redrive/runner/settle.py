@@ -251,7 +251,7 @@ class Settling:
         if effects is None:
             return
         for sql, parameters in effects.statements:
-            self.tx.connection.execute(sql, parameters)
+            self.tx.execute(sql, parameters)
         for emission in effects.emissions:
             if together and emission.event.expected_version is None:
                 self._queue_emission(work.position, emission)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from redrive.sources.answers import Answers
 
 PAGE = 500  # events read at a time by `read`
+EVERY = 2**62  # no limit
 APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
 
 
@@ -47,7 +48,7 @@ class Log:
     def append(
         self, type: Any, data: Any = ..., *, key: str | None = ..., id: str | None = ...,
         headers: Mapping[str, str] | None = ..., time: datetime | None = ..., expected_version: int | None = ...,
-        tx: Tx,
+        tx: Any,
     ) -> None: ...  # fmt: skip
     def append(
         self,
@@ -59,9 +60,13 @@ class Log:
         headers: Mapping[str, str] | None = None,
         time: datetime | None = None,
         expected_version: int | None = None,
-        tx: Tx | None = None,
+        tx: Any = None,
     ) -> Event[Any] | None:
-        """Store one event, durably, and return it; with `tx=` it is appended when that transaction commits."""
+        """Store one event, durably, and return it; with `tx=` it is appended when that transaction commits.
+
+        On Postgres `tx` may also be a transaction of your own: a psycopg connection, or a Connection or Session of
+        SQLAlchemy's. The log then waits for your commit: append last.
+        """
         event = draft(
             self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
             expected_version=expected_version,
@@ -71,7 +76,7 @@ class Log:
             return None
         return self._store([event])[0]
 
-    def append_many(self, events: Iterable[Any], *, tx: Tx | None = None) -> list[Event[Any]]:
+    def append_many(self, events: Iterable[Any], *, tx: Any = None) -> list[Event[Any]]:
         """Store many, all or none, in one transaction: dicts with the arguments of `append`, or typed events."""
         drafts = [draft_item(self._runtime.types, self._runtime.env, item) for item in events]
         if len(drafts) > APPEND_MANY_MAX:
@@ -127,7 +132,7 @@ class Log:
     def read_key(self, key: str, after_version: int = 0) -> list[Event[Any]]:
         """The events of one key above a version, oldest first."""
         with self._runtime.store.reading() as tx:
-            rows = tx.logs.of_key(tx.logs.id_of(self.name), key, after_version, -1)
+            rows = tx.logs.of_key(tx.logs.id_of(self.name), key, after_version, EVERY)
         return [from_row(row, self._runtime.types) for row in rows]
 
     def _store(self, events: list[NewEvent]) -> list[Event[Any]]:
@@ -150,8 +155,11 @@ class Log:
         self._runtime.notify(self.name, len(rows), rows[-1][0])
         return [from_row(row, self._runtime.types) for row in rows]
 
-    def _later(self, tx: Tx, events: list[NewEvent]) -> None:
+    def _later(self, tx: Any, events: list[NewEvent]) -> None:
         pending = getattr(tx, "pending", None)
-        if pending is None:
+        if pending is not None:
+            pending.extend((self.name, event) for event in events)
+        elif isinstance(tx, Tx):
             raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
-        pending.extend((self.name, event) for event in events)
+        else:
+            self._runtime.store.append_into(tx, self.name, events)

@@ -7,8 +7,6 @@ group of any size takes one statement to learn the versions and one for up to 64
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from itertools import chain
 from typing import Protocol
 
 from redrive.codec import from_json, to_json
@@ -18,8 +16,6 @@ from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
 
 Batch = tuple[str, Sequence[NewEvent]]  # a log's name, and what is appended to it
-
-INSERT_MAX = 64  # rows per statement: each is cheaper than the one before, here no longer by much
 
 
 class Names(Protocol):
@@ -37,6 +33,7 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
     so a caller that goes on needs a savepoint around the call.
     """
     logs = {log_name: names.id_of(log_name, create=True) for log_name, _ in batches}
+    sql.claim(logs.values())
     versions = _last_versions(sql, logs, batches)
     rows: list[Row] = []
     waiting: list[Row] = []  # the next to be inserted: rows whose position is not known yet
@@ -88,22 +85,10 @@ def _last_versions(sql: Sql, logs: dict[str, int], batches: Sequence[Batch]) -> 
 
 def _insert(sql: Sql, waiting: list[Row], rows: list[Row]) -> None:
     """Insert what waits, and move it to `rows` with the positions it got."""
-    insert, done = sql.queries["event_insert"], 0
-    while done < len(waiting):
-        # The largest power of two that fits: seven statements in all, which the connection keeps prepared.
-        count = min(1 << (len(waiting) - done).bit_length() - 1, INSERT_MAX)
-        part = waiting[done : done + count]
-        last = sql.connection.execute(_widened(insert, count), [*chain.from_iterable(part)]).lastrowid
-        # One statement numbers its rows one after the other, and nobody else writes meanwhile.
-        rows.extend([(position, *row[1:]) for position, row in enumerate(part, last - count + 1)])
-        done += count
-    waiting.clear()
-
-
-@cache
-def _widened(insert: str, rows: int) -> str:
-    """The statement for one row, for several: `VALUES (…), (…), (…)`."""
-    return insert + f", {insert[insert.rindex('(') :]}" * (rows - 1)
+    if waiting:
+        positions = sql.add_all("event_insert", waiting)
+        rows.extend([(position, *row[1:]) for position, row in zip(positions, waiting, strict=True)])
+        waiting.clear()
 
 
 def _repeated(sql: Sql, log: int, log_name: str, event: NewEvent) -> Row | None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from redrive.store.sql import Row, Sql
+from redrive.store.sql import BOOKS, Row, Sql
 
 
 def chain(previous: str, fields: tuple[Any, ...]) -> str:
@@ -28,6 +28,7 @@ class Books:
     ) -> int:
         """Write an audit row in the transaction of the deed; returns its number."""
         now = float(now)  # as it is read back: 5 and 5.0 have different hashes
+        self._sql.claim((BOOKS,))
         previous = self._sql.value("audit_last") or ""
         text = json.dumps(details, sort_keys=True)
         values = {

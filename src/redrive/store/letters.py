@@ -30,9 +30,9 @@ class Letters:
 
     __slots__ = ("_sql", "sieve")
 
-    def __init__(self, sql: Sql) -> None:
+    def __init__(self, sql: Sql, sieve: Sieve | None = None) -> None:
         self._sql = sql
-        self.sieve = Sieve(sql)
+        self.sieve = sieve or Sieve(sql)
 
     def add(
         self,

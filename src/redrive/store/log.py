@@ -24,19 +24,20 @@ class Logs:
 
     __slots__ = ("_dense", "_ids", "_sql", "spans")
 
-    def __init__(self, sql: Sql) -> None:
+    def __init__(self, sql: Sql, spans: Spans | None = None) -> None:
         self._sql = sql
         self._ids: dict[str, int] = {}
-        self.spans = Spans(sql)
+        self.spans = spans or Spans(sql)
         self._dense: set[int] = set()  # logs that filled most of the table where they were read last
 
     def id_of(self, name: str, *, create: bool = False) -> int:
         """The log's number; 0 for a log that has no events yet and may not be created now."""
         found = self._ids.get(name)
         if found is None:
-            if create:
-                self._sql.run("log_add", {"name": name})
             found = self._sql.value("log_find", {"name": name}) or 0
+            if create and not found:
+                self._sql.run("log_add", {"name": name})  # nothing, if somebody else was faster
+                found = self._sql.value("log_find", {"name": name}) or 0
             if found:
                 self._ids[name] = found
         return found
@@ -52,6 +53,7 @@ class Logs:
     def append_derived(self, log_name: str, events: Sequence[NewEvent]) -> None:
         """Emissions of a whole group: one that is stored already is left as it is; versions follow by themselves."""
         log = self.id_of(log_name, create=True)
+        self._sql.claim((log,))
         whole = len(events) - len(events) % EMIT_BLOCK
         if whole and not self._append_blocks(log, events[:whole]):
             whole = 0

@@ -6,7 +6,7 @@ Two writes that must agree are in one `with store.transaction()`. A backend is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from redrive.store.log import Logs
     from redrive.store.progress import Progress
     from redrive.store.sql import Sql
+
+
+Function = Callable[[Any, Any], Any]  # a projection, and what it is called with
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,23 @@ class StoreTx(Protocol):
 
     @property
     def connection(self) -> Any: ...
+    @property
+    def execute(self) -> Callable[..., Any]:
+        """Run a user's statement: `:name` or `?` parameters, a cursor as its result."""
+        ...
+
+    @property
+    def executemany(self) -> Callable[..., Any]:
+        """The same once for each set of parameters."""
+        ...
+
+    def checked(self, function: Function) -> Function:
+        """A function as it is to be called in here.
+
+        Where an error that it passed over spoils whatever follows, the call fails instead of its innocent successor.
+        """
+        ...
+
     def savepoint(self) -> None: ...
     def keep(self) -> None: ...
     def undo(self) -> None: ...
@@ -149,6 +169,25 @@ class Stage(Protocol):
         ...
 
 
+class Migration(Protocol):
+    """The storage format of a store: what it is, what it should be, and how to get there."""
+
+    present: int  # 0: there is no store
+    newest: int
+
+    def check(self) -> None:
+        """Refuse a format that is too new for this version to work with."""
+        ...
+
+    def sql(self) -> str:
+        """The statements of the steps that are missing, for somebody who runs them by hand."""
+        ...
+
+    def run(self) -> Iterator[int]:
+        """Take the steps that are missing; each is whole or not taken."""
+        ...
+
+
 class Store(Protocol):
     """A database that holds logs, progress, letters, state and the user's tables."""
 
@@ -172,6 +211,10 @@ class Store(Protocol):
 
         `here`: the caller does nothing until then, so that it may happen in its own thread.
         """
+        ...
+
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+        """Append in a transaction of the user's own, which this store did not begin, or refuse."""
         ...
 
     def inside_transaction(self) -> bool:

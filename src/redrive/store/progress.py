@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from redrive.clock import Clock, SystemClock
 from redrive.errors import BugError, Fenced
 from redrive.store.done import Done
 from redrive.store.port import ProgressRow, Subscribed
@@ -80,6 +81,14 @@ class Progress:
             raise BugError(f"subscription {subscription} has no progress row")
         return rows[0] if len(rows) == 1 else _together(rows)
 
+    def now(self, clock: Clock) -> float:
+        """The time of the store's clock; a clock of this machine goes by it from here on."""
+        asked = clock.now()
+        found = float(self._sql.value("now", {"now": asked}))
+        if found != asked and isinstance(clock, SystemClock):
+            clock.follow(found)
+        return found
+
     # ------------------------------------------------------------ settling
 
     def fence(self, member: int, epoch: int, position: int) -> Row:
@@ -99,7 +108,7 @@ class Progress:
         if self._sql.run("lock_subscription", {"subscription": subscription}) < 1:
             raise BugError(f"subscription {subscription} has no progress row")
 
-    # ------------------------------------------------------------ filters and tables
+    # ------------------------------------------------------------ filters
 
     def filters(self, subscription: int) -> list[tuple[int, list[str]]]:
         """(holds above this position, types) in order; an empty list of types means all."""
@@ -110,10 +119,6 @@ class Progress:
         """From this position on the subscription asks for these types."""
         values = {"subscription": subscription, "from_position": from_position, "types": json.dumps(sorted(types))}
         self._sql.run("filter_add", values)
-
-    def tables(self, subscription: int) -> dict[str, str | None]:
-        """Tables the subscription owns, with the definition if redrive created them."""
-        return dict(self._sql.all("table_all", {"subscription": subscription}))
 
 
 def _together(rows: Sequence[ProgressRow]) -> ProgressRow:
@@ -129,3 +134,8 @@ def _together(rows: Sequence[ProgressRow]) -> ProgressRow:
         lease_set_at=max(row.lease_set_at for row in rows),
         settled_at=newest.settled_at, last_type=newest.last_type, last_time_us=newest.last_time_us,
     )  # fmt: skip
+
+
+def tables_of(sql: Sql, subscription: int) -> dict[str, str | None]:
+    """Tables the subscription owns, with the definition if redrive created them."""
+    return dict(sql.all("table_all", {"subscription": subscription}))

@@ -16,6 +16,7 @@ LETTERS = 128  # numbers of letters that share a row; a part of what is stored, 
 BYTES = 1024  # in a row: a hundred messages of one cause with a number in each set a twentieth of its bits
 PRIME = 8179  # the largest below the number of bits: pieces that are alike fall far apart
 PAGE = 512  # rows that are read at a time
+EVERYWHERE = 2**62
 
 Said = tuple[int, str, str]  # a letter, the type of its error, and the message
 Range = tuple[int, int]  # above the first letter, up to the second
@@ -80,6 +81,25 @@ class Sieve:
     def prune(self) -> None:
         """Rows whose letters are all gone have nothing to say."""
         self._sql.run("prune_sieve", {"letters": LETTERS})
+
+
+class NoSieve(Sieve):
+    """For a store on which transactions write side by side: two would overwrite each other's bits. It scans."""
+
+    __slots__ = ()
+
+    def begin(self) -> None: ...
+    def add(self, letters: Iterable[Said]) -> None: ...
+    def end(self) -> None: ...
+    def prune(self) -> None: ...
+
+    def ranges(self, text: str, after: int) -> Iterator[Range]:
+        """Everywhere."""
+        yield after, EVERYWHERE
+
+    def has(self, letter: int, kind: str, message: str) -> bool:
+        """Nothing is left out."""
+        return True
 
 
 def _read(text: str, numbers: set[int]) -> set[int]:

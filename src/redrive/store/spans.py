@@ -76,3 +76,20 @@ class Spans:
     def prune(self, upto: int) -> None:
         """Spans below a position whose events are gone have nothing to say."""
         self._sql.run("prune_spans", {"before": upto // SPAN, "size": SPAN})
+
+
+class NoSpans(Spans):
+    """For a store on which transactions append side by side: what lies behind an event may still grow. It scans."""
+
+    __slots__ = ()
+
+    def passed(self, position: int) -> None: ...
+    def prune(self, upto: int) -> None: ...
+
+    def ranges(self, where: dict[str, Any], *, newest: bool) -> Iterator[Range]:
+        """All of it."""
+        yield where["after"], where["upto"]
+
+    def strays(self, log: int) -> list[int]:
+        """Nothing is left out."""
+        return []

@@ -14,6 +14,7 @@ from redrive.app import App
 from redrive.errors import UsageError
 from redrive.observe.signals import Listener, Signals
 from redrive.settings import Settings
+from redrive.store.address import is_postgres
 from redrive.testing.crashing import Fault, MortalStore
 from redrive.testing.fakes import FakeEnv
 from redrive.units import duration
@@ -43,22 +44,29 @@ class Binding:
         self.open()
         _bound.add(runtime)
         with self.store.reading() as tx:  # a second test on one file must not give the same ids again
-            ((last,),) = tx.connection.execute("SELECT coalesce(max(position), 0) FROM redrive_events").fetchall()
+            last = max((tx.logs.last(log) for log, _ in tx.sql.all("log_all")), default=0)
         env.dice.seed(f"{env.seed} {env.owner} {last}")
 
     @property
-    def store(self) -> MortalStore:
+    def store(self) -> Any:
         """The store of the test."""
         store = self.app.runtime.store
-        assert isinstance(store, MortalStore), "the app was closed behind the harness's back"
+        assert hasattr(store, "dead"), "the app was closed behind the harness's back"
         return store
 
     def open(self) -> None:
-        """Open the file, as a new process would."""
+        """Open the store, as a new process would."""
         limits = self._settings
-        self.app.runtime._store = MortalStore(
-            self.path, self._fault, busy_timeout=limits.busy_timeout, checkpoint_pages=limits.checkpoint_pages
-        )
+        if is_postgres(self.path):
+            from redrive.testing.crashing_postgres import MortalPostgresStore
+
+            self.app.runtime._store = MortalPostgresStore(
+                self.path, self._fault, self.env.clock, busy_timeout=limits.busy_timeout
+            )
+        else:
+            self.app.runtime._store = MortalStore(
+                self.path, self._fault, busy_timeout=limits.busy_timeout, checkpoint_pages=limits.checkpoint_pages
+            )
 
     def reopen(self, owner: str) -> None:
         """Another process on the same file: its predecessor is known to be gone."""

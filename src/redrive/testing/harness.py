@@ -18,7 +18,7 @@ from redrive.event import Event
 from redrive.observe.signals import Signal
 from redrive.policy.letters import State
 from redrive.replay.deed import Receipt
-from redrive.runtime import store_path
+from redrive.runtime import store_address
 from redrive.settings import Settings
 from redrive.sources.log import Log
 from redrive.store.port import LetterRow
@@ -64,7 +64,7 @@ class Harness(AbstractContextManager["Harness"]):
         self.clock = self.env.fake_clock
         self.signals: list[Signal] = []  # everything the engine told, in order
         self.fault: BaseException | None = None  # while this is an exception, every write to the store raises it
-        self.path = store_path(store) if store else temporary_file(self)
+        self.path = store_address(store) if store else temporary_file(self)
         self._binding = Binding(app, self.path, self.env, settings, self.signals.extend, lambda: self.fault)
         self._driver = Driver(app, self.clock, only)
         self._appended: set[tuple[str, str]] = set()

@@ -225,7 +225,7 @@ class Handling(Scene):
         effects, position = called.effects, called.letter.position
         assert effects is not None
         for sql, parameters in effects.statements:
-            tx.connection.execute(sql, parameters)
+            tx.execute(sql, parameters)
         emitted += [(one.log, one.event.type) for one in effects.emissions if self.emit(tx, position, one)]
         if effects.state is not None:
             key, version, data = effects.state

@@ -43,7 +43,7 @@ class Projecting(Scene):
         return runs, emitted
 
     def _lane(self, tx: StoreTx, lane: Lane, elapsed: Callable[[], float], emitted: Emitted) -> Run:
-        run, user = Run(lane), Tx(tx.connection, self._emit)
+        run, user = Run(lane), Tx(tx, self._emit)
         for letter in lane.letters(tx):
             if lane.is_stranger(letter):
                 run.stop_before(letter)
@@ -63,7 +63,7 @@ class Projecting(Scene):
             return known
         user.event = event
         tx.savepoint()
-        error = attempt(self._function, event, user)
+        error = attempt(tx.checked(self._function), event, user)
         self.keep(tx, letter, error)
         if error is None:
             return self.judge(letter, out.APPLIED)

@@ -1,5 +1,5 @@
 """The embedded store: one SQLite file in WAL mode."""
 
-from redrive.store.sqlite.store import SqliteStore
+from redrive.store.sqlite.store import SqliteStore, exists_file
 
-__all__ = ["SqliteStore"]
+__all__ = ["SqliteStore", "exists_file"]

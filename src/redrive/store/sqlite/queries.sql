@@ -102,7 +102,7 @@ SELECT position, id FROM redrive_events WHERE log = ? AND position <= ? ORDER BY
 SELECT type, count(*) FROM redrive_events WHERE log = :log AND position > :above AND position <= :upto GROUP BY type
 
 -- name: lag_count
-SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above LIMIT :limit)
+SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above LIMIT :limit) AS above
 
 -- name: lag_oldest
 SELECT time_us FROM redrive_events WHERE log = :log AND position > :above ORDER BY position LIMIT 1
@@ -183,7 +183,7 @@ WHERE span >= :first AND span <= :last AND (:log IS NULL OR log = :log) AND high
 ORDER BY span DESC LIMIT :limit
 
 -- name: events_between
-SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above AND position < :below LIMIT :limit)
+SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above AND position < :below LIMIT :limit) AS found
 
 -- name: events_by_prefix
 -- The first ids of a log at or after a text: those that begin with it come first.
@@ -235,6 +235,10 @@ WHERE member = :member AND epoch = :epoch
 -- name: lock_subscription
 -- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
 UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription
+
+-- name: now
+-- The store's clock, which leases and due times go by: here it is the machine's, as the caller read it.
+SELECT :now
 
 -- name: lease_take
 UPDATE redrive_progress SET epoch = epoch + 1, owner = :owner, lease_until = :until, lease_set_at = :now, taken_at = :now,
@@ -311,7 +315,7 @@ SELECT chunk, marks FROM redrive_done_chunks WHERE member = ? AND chunk <= ? ORD
 SELECT marks FROM redrive_done_chunks WHERE member = ? AND chunk = ?
 
 -- name: done_put
-INSERT INTO redrive_done_chunks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET marks = excluded.marks
+INSERT INTO redrive_done_chunks VALUES (?, ?, ?) ON CONFLICT (member, chunk) DO UPDATE SET marks = excluded.marks
 
 -- name: done_drop
 DELETE FROM redrive_done_chunks WHERE member = ? AND chunk < ?
@@ -450,19 +454,12 @@ SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.k
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = :state AND l.subscription = :subscription AND l.id > :after ORDER BY l.id LIMIT :limit
 
--- name: letter_of_event
-SELECT id FROM redrive_letters WHERE event_id = :event_id ORDER BY id
-
 -- name: letters_waiting
 -- How many open letters wait behind this one: behind a head the rest of its lane, behind another they are counted.
 SELECT coalesce(
   (SELECT n - 1 FROM redrive_lanes WHERE subscription = :subscription AND lane = :lane AND oldest = :position),
   (SELECT count(*) FROM redrive_letters
    WHERE subscription = :subscription AND lane = :lane AND position > :position AND state IN ('retrying', 'dead')))
-
--- name: letters_ahead
-SELECT count(*) FROM (SELECT 1 FROM redrive_letters WHERE subscription = :subscription AND lane = :lane
-       AND position < :position AND state IN ('retrying', 'dead') LIMIT 1)
 
 -- name: letter_counts
 SELECT s.name, c.state, c.reason, c.type, c.fingerprint, c.n FROM redrive_letter_counts c
@@ -580,10 +577,10 @@ SELECT rev, data, audit FROM redrive_edits WHERE subscription = :subscription AN
 -- Lanes by how many open letters they hold, most first, then by how long, after one with so many that is so old.
 SELECT lane, oldest, n FROM
   (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n = :size AND oldest > :position
-   ORDER BY oldest LIMIT :limit)
+   ORDER BY oldest LIMIT :limit) AS as_full
 UNION ALL SELECT lane, oldest, n FROM
   (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n < :size
-   ORDER BY n DESC, oldest LIMIT :limit)
+   ORDER BY n DESC, oldest LIMIT :limit) AS less_full
 
 -- name: lane_ahead
 SELECT count(*) FROM redrive_letters
@@ -739,7 +736,7 @@ ORDER BY j.position
 -- Which state followed which, how often.
 SELECT before, state, count(*) FROM
   (SELECT state, lag(state) OVER (PARTITION BY letter ORDER BY seq) AS before FROM redrive_journal
-   WHERE subscription = :subscription)
+   WHERE subscription = :subscription) AS steps
 GROUP BY before, state
 
 -- name: ledger_step_positions
@@ -813,7 +810,7 @@ SELECT state, reason, type, fingerprint, n FROM redrive_letter_counts WHERE subs
 SELECT min(oldest) FROM
   (SELECT lane, n, oldest FROM redrive_lanes WHERE subscription = :subscription
    UNION ALL SELECT lane, -count(*), min(position) FROM redrive_letters
-   WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane)
+   WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane) AS both_sides
 GROUP BY lane HAVING count(*) <> 2 OR sum(n) <> 0 OR min(oldest) <> max(oldest) ORDER BY 1
 
 -- name: ledger_lost_events
@@ -826,7 +823,7 @@ WHERE l.subscription = :subscription AND l.state <> 'superseded' AND e.position 
 -- Events before which a version of their key is missing, or that stand in the wrong order.
 SELECT position FROM
   (SELECT position, version, lag(version) OVER w AS before, lag(position) OVER w AS below
-   FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version))
+   FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version)) AS numbered
 WHERE version <> before + 1 OR position < below ORDER BY position
 
 -- name: ledger_strays
@@ -1070,7 +1067,7 @@ SELECT created_at FROM redrive_subscriptions WHERE id = :subscription
 
 -- name: doctor_lanes
 -- The fullest lanes.
-SELECT l.subscription, l.lane, l.n FROM redrive_progress p CROSS JOIN redrive_lanes l ON l.subscription = p.subscription
+SELECT l.subscription, l.lane, l.n FROM redrive_subscriptions s JOIN redrive_lanes l ON l.subscription = s.id
 WHERE l.n >= :least ORDER BY l.n DESC LIMIT 20
 
 -- name: doctor_old_dead

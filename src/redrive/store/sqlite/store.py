@@ -14,21 +14,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from redrive.errors import CommitUnknown, EventError, StoreBusy, StoreError, UsageError
+from redrive.errors import CommitUnknown, StoreBusy, StoreError, UsageError
+from redrive.event import NewEvent
 from redrive.failpoints import hit
-from redrive.store.append import Batch, append_all
 from redrive.store.books import Books
+from redrive.store.groups import Done, append_group, run_here
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
-from redrive.store.port import Appending
+from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
-from redrive.store.sql import Row, Sql, load_queries
+from redrive.store.sql import Sql, load_queries
 from redrive.store.sqlite.connection import (
     BEGIN,
     COMMIT,
@@ -42,7 +42,7 @@ from redrive.store.sqlite.connection import (
 )
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.stage import SqliteStage
-from redrive.store.sqlite.writer import Writer
+from redrive.store.writer import Writer
 
 log = logging.getLogger("redrive")
 
@@ -52,8 +52,6 @@ ENDED = "SQLite ended the transaction by itself; nothing was written"
 # Seconds between two tries for the write lock. A producer that commits one event after the other leaves gaps of less
 # than a millisecond: who looks seldom may miss them for a quarter of a second. A try costs 15 µs.
 BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.001
-
-Done = Callable[[Any, BaseException | None], None]
 
 
 @cache
@@ -67,6 +65,8 @@ class SqliteTx:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.execute: Callable[..., Any] = connection.execute
+        self.executemany: Callable[..., Any] = connection.executemany
         self.guard = Guard()
         connection.set_authorizer(self.guard)
         self.sql = Sql(connection, queries())
@@ -84,6 +84,10 @@ class SqliteTx:
         finally:
             self.guard.engine = False
 
+    def checked(self, function: Function) -> Function:
+        """A statement that fails leaves the transaction as it was: who catches the error may go on."""
+        return function
+
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
         self.connection.execute("SAVEPOINT redrive_point")
@@ -96,6 +100,11 @@ class SqliteTx:
         """What happened since the savepoint is gone."""
         self.connection.execute("ROLLBACK TO redrive_point")
         self.logs.forget()  # a log that was created since is gone too, and its number will be another's
+
+
+def exists_file(path: str) -> bool:
+    """Is there a file with a store in it? Nothing is created or changed by asking."""
+    return Path(path).is_file() and holds_store(path)
 
 
 class SqliteStore:
@@ -125,11 +134,6 @@ class SqliteStore:
         self._seen_version = -1
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         self._writer = None if inline else Writer(self)
-
-    @staticmethod
-    def exists(path: str) -> bool:
-        """Is there a file with a store in it? Nothing is created or changed by asking."""
-        return Path(path).is_file() and holds_store(path)
 
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
         return open_connection(self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only)
@@ -301,6 +305,10 @@ class SqliteStore:
         seen, self._seen_version = self._seen_version, version
         return seen != version
 
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+        """No: only one connection may write at a time, and ours could not sync what another one commits."""
+        raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
+
     def inside_transaction(self) -> bool:
         """Does this thread hold the store's transaction?"""
         return self._holder == threading.get_ident()
@@ -321,7 +329,7 @@ class SqliteStore:
         if self._writer is not None:
             self._writer.submit(job, done)
         else:
-            _run(job, done)
+            run_here(job, done)
 
     @property
     def is_wanted(self) -> bool:
@@ -347,43 +355,7 @@ class SqliteStore:
 
     def append_group(self, group: list[Appending]) -> None:
         """One FULL transaction for many callers; one caller's error is only its own."""
-        outcomes: list[tuple[Any, BaseException | None]]
-        try:
-            try:
-                following = iter(self._append_all([(appending.log, appending.events) for appending in group]))
-                outcomes = [(list(islice(following, len(appending.events))), None) for appending in group]
-            except (EventError, UsageError):  # somebody's event is refused: the others once more
-                if len(group) == 1:
-                    raise
-                outcomes = self._append_each(group)
-        except BaseException as error:
-            outcomes = [(None, error)] * len(group)
-        for appending, (rows, failure) in zip(group, outcomes, strict=True):
-            appending.done(rows, failure)
-
-    def _append_all(self, batches: Sequence[Batch]) -> list[Row]:
-        with self._appending() as tx:
-            rows, repeated = append_all(tx.logs, tx.sql, batches)
-            if repeated:
-                _need_sync(tx)
-        return rows
-
-    def _append_each(self, group: list[Appending]) -> list[tuple[Any, BaseException | None]]:
-        """Each behind a savepoint."""
-        outcomes: list[tuple[Any, BaseException | None]] = []
-        with self._appending() as tx:
-            for appending in group:
-                tx.savepoint()
-                try:
-                    rows, repeated = tx.logs.append(appending.log, appending.events)
-                    if repeated:
-                        _need_sync(tx)
-                    outcomes.append((rows, None))
-                except (EventError, UsageError) as error:
-                    tx.undo()
-                    outcomes.append((None, error))
-                tx.keep()
-        return outcomes
+        append_group(group, self._appending, _need_sync)
 
     @contextmanager
     def _appending(self) -> Iterator[SqliteTx]:
@@ -413,12 +385,3 @@ class SqliteStore:
 def _need_sync(tx: SqliteTx) -> None:
     """Change something, so that the commit syncs: an earlier copy may come from a NORMAL transaction."""
     tx.connection.execute("UPDATE redrive_meta SET value = value + 1 WHERE name = 'syncs'")
-
-
-def _run(job: Callable[[], Any], done: Done) -> None:
-    try:
-        result = job()
-    except BaseException as error:
-        done(None, error)
-    else:
-        done(result, None)

@@ -65,6 +65,7 @@ def take(tx: StoreTx, row: Subscribed, owner: str = "me") -> int:
     before = tx.progress.get(row.id)
     values = {
         "member": row.id, "epoch": before.epoch, "owner": owner, "until": NOW + 10, "now": NOW, "boot": "boot",
+        "sure": 1,
     }  # fmt: skip
     taken = tx.sql.one("lease_take", values)
     assert taken is not None

@@ -34,7 +34,8 @@ class ProgressContract(StoreTests):
             values = {"member": row.id, "epoch": first, "owner": "x", "until": 0.0, "now": NOW, "boot": "b"}
             assert tx.sql.one("lease_take", values) is None
             found = tx.progress.get(row.id)
-            assert (found.owner, found.unclean, found.boot, found.lease_until) == ("second", 1, "boot", NOW + 10)
+            assert (found.owner, found.unclean, found.boot) == ("second", 1, "boot")
+            assert abs(found.lease_until - found.lease_set_at - 10) < 0.001  # by the clock of the store
 
     def test_a_former_owner_can_neither_renew_nor_release(self) -> None:
         row = self._subscribe()

@@ -7,6 +7,7 @@ from typing import Any
 
 from redrive.errors import StoreError, UsageError, VersionConflict
 from redrive.store.port import Appending, StoreTx
+from redrive.store.sql import BOOKS
 from redrive.testing.contracts.base import StoreTests, expect
 
 
@@ -63,10 +64,11 @@ class TransactionContract(StoreTests):
             assert reader.books.get("test") == before
         assert self._value() == "later"
 
-    def test_two_threads_write_one_after_the_other(self) -> None:
+    def test_who_claims_the_same_writes_one_after_the_other(self) -> None:
         def count() -> None:
             for _ in range(20):
                 with self.store.transaction() as tx:
+                    tx.sql.claim((BOOKS,))
                     tx.books.set("test", (tx.books.get("test") or 0) + 1)
 
         threads = [threading.Thread(target=count) for _ in range(4)]
@@ -133,17 +135,27 @@ class TransactionContract(StoreTests):
         assert not self.store.is_the_world(expect(Exception, fail))
         assert self.store.is_the_world(StoreError("down"))
 
-    def test_commits_of_others_are_noticed(self) -> None:
-        other = self.make_store(self._folder)
+    def test_what_others_append_or_ask_is_noticed(self) -> None:
+        other, row = self.make_store(self._folder), self._subscribe()
         try:
-            self.store.changed()
-            assert not self.store.changed()
+            assert self._hears(True)
+            assert self._hears(False)
             with other.transaction() as tx:
-                _set(tx, "news")
-            assert self.store.changed()
-            assert not self.store.changed()
+                tx.logs.append("orders", [self._new()])
+            assert self._hears(True)
+            assert self._hears(False)
+            with other.transaction() as tx:
+                tx.progress.lock(row.id)
+            assert self._hears(True)
+            assert self._hears(False)
         finally:
             other.close()
+
+    def _hears(self, news: bool) -> bool:
+        """Within a while, or for a while no more: a store may be told by a thread that listens."""
+        pause = threading.Event()
+        return any(self.store.changed() is news and (pause.wait(0.2) or news or not self.store.changed())
+                   for _ in range(500) if not pause.wait(0.01))  # fmt: skip
 
     def test_what_was_committed_is_there_after_reopening(self) -> None:
         with self.store.transaction(durable=False) as tx:

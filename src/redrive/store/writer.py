@@ -1,4 +1,4 @@
-"""The writer thread: one per file and process. Jobs run in order; waiting appends are committed together."""
+"""The writer thread: one per store and process. Jobs run in order; waiting appends are committed together."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from redrive.errors import StoreError
+from redrive.store.groups import run_here
 from redrive.store.port import Appending
 
-if TYPE_CHECKING:
-    from redrive.store.sqlite.store import SqliteStore
-
 APPEND_GROUP_MAX = 1000  # calls per commit: bounds the time the write lock is held
-IDLE_SECONDS = 1.0  # without work this long, the WAL is copied back
+IDLE_SECONDS = 1.0  # without work this long, there is time for what can wait
+
+
+class Writing(Protocol):
+    """What the thread needs of its store."""
+
+    url: str
+
+    def append_group(self, group: list[Appending]) -> None: ...
+    def checkpoint(self, *, idle: bool = False, last: bool = False) -> None:
+        """Called after each piece of work, when there is none, and at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +37,10 @@ class Job:
 class Writer:
     """Owns the thread on which the engine writes."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: Writing) -> None:
         self._store = store
         self._queue: queue.SimpleQueue[Appending | Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name=f"redrive-writer {store.path}", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=f"redrive-writer {store.url}", daemon=True)
         self._stopped = False
         self._busy = False
         self._thread.start()
@@ -46,7 +54,7 @@ class Writer:
         self._put(appending)
 
     def nudge(self) -> None:
-        """Somebody wrote without us: look whether it is time for a checkpoint."""
+        """Somebody wrote without us: look what there is to be done after that."""
         if not self._stopped:
             self._put(_NOTHING)
 
@@ -60,6 +68,11 @@ class Writer:
     def is_busy(self) -> bool:
         """Does the thread work, or is there something for it to do, or has it ended?"""
         return self._busy or self._stopped or not self._queue.empty()
+
+    @property
+    def is_here(self) -> bool:
+        """Is it the thread that asks?"""
+        return threading.current_thread() is self._thread
 
     def is_wanted(self) -> bool:
         """Does anybody wait for the thread?"""
@@ -89,7 +102,7 @@ class Writer:
                 self._store.checkpoint(last=True)
                 return
             if isinstance(item, Job):
-                _run(item)
+                run_here(item.run, item.done)
             self._store.checkpoint()
 
     def _append_waiting(self, first: Appending) -> Appending | Job | None:
@@ -108,15 +121,6 @@ class Writer:
             following = _NOTHING
         self._store.append_group(group)
         return following
-
-
-def _run(job: Job) -> None:
-    try:
-        result = job.run()
-    except BaseException as error:
-        job.done(None, error)
-    else:
-        job.done(result, None)
 
 
 _NOTHING = Job(lambda: None, lambda result, error: None)

@@ -1,0 +1,25 @@
+"""What a store is called: which backend an address belongs to, and how it is shown without its password. Pure."""
+
+from __future__ import annotations
+
+import re
+
+POSTGRES = ("postgresql", "postgres")
+
+_CREDENTIALS = re.compile(r"(?P<user>://[^:/?#@]*):[^/?#]*@")
+_PARAMETER = re.compile(r"(?P<name>\b(?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&]*)", re.IGNORECASE)
+
+
+def is_postgres(url: str) -> bool:
+    """Is this the address of a Postgres database?"""
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and scheme in POSTGRES
+
+
+def shown(url: str) -> str:
+    """The address as it may be printed, logged and stored.
+
+    >>> shown("postgresql://ada:secret@db.example/shop?sslmode=require")
+    'postgresql://ada:***@db.example/shop?sslmode=require'
+    """
+    return _PARAMETER.sub(r"\g<name>***", _CREDENTIALS.sub(r"\g<user>:***@", url))

@@ -1,0 +1,73 @@
+"""Many callers' appends in one transaction, each with its own answer; the same for every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Any
+
+from redrive.errors import EventError, UsageError
+from redrive.store.append import Batch, append_all
+from redrive.store.port import Appending, StoreTx
+from redrive.store.sql import Row
+
+Done = Callable[[Any, BaseException | None], None]
+Opening = Callable[[], AbstractContextManager[StoreTx]]
+Outcome = tuple[Any, BaseException | None]
+
+
+def append_group(group: list[Appending], opening: Opening, sync: Callable[[Any], None]) -> None:
+    """One durable transaction for many callers; one caller's error is only its own.
+
+    `sync` makes the commit sync what was stored before it, too: an id that was there already is acknowledged anew.
+    """
+    outcomes: list[Outcome]
+    try:
+        try:
+            following = iter(_append_all([(item.log, item.events) for item in group], opening, sync))
+            outcomes = [(list(islice(following, len(item.events))), None) for item in group]
+        except (EventError, UsageError):  # somebody's event is refused: the others once more
+            if len(group) == 1:
+                raise
+            outcomes = _append_each(group, opening, sync)
+    except BaseException as error:
+        outcomes = [(None, error)] * len(group)
+    for item, (rows, failure) in zip(group, outcomes, strict=True):
+        item.done(rows, failure)
+
+
+def _append_all(batches: Sequence[Batch], opening: Opening, sync: Callable[[Any], None]) -> list[Row]:
+    with opening() as tx:
+        rows, repeated = append_all(tx.logs, tx.sql, batches)
+        if repeated:
+            sync(tx)
+    return rows
+
+
+def _append_each(group: list[Appending], opening: Opening, sync: Callable[[Any], None]) -> list[Outcome]:
+    """Each behind a savepoint."""
+    outcomes: list[Outcome] = []
+    with opening() as tx:
+        for item in group:
+            tx.savepoint()
+            try:
+                rows, repeated = tx.logs.append(item.log, item.events)
+                if repeated:
+                    sync(tx)
+                outcomes.append((rows, None))
+            except (EventError, UsageError) as error:
+                tx.undo()
+                outcomes.append((None, error))
+            tx.keep()
+    return outcomes
+
+
+def run_here(job: Callable[[], Any], done: Done) -> None:
+    """A job in the caller's thread."""
+    try:
+        result = job()
+    except BaseException as error:
+        done(None, error)
+    else:
+        done(result, None)

@@ -1,0 +1,168 @@
+"""Opening a connection, guarding its transaction, and telling whose fault a Postgres error is.
+
+Every connection is in autocommit mode and the store says BEGIN and COMMIT itself: a function of the user's, which is
+handed the same connection, may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg import sql as composed
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
+
+from redrive.errors import StoreBusy, StoreError, UsageError
+from redrive.store.address import shown
+from redrive.store.postgres.params import translate
+
+Row = tuple[Any, ...]
+
+PREPARE_AFTER = 1  # uses of a statement; then the server keeps its plan
+PREPARED_MAX = 300  # plans per connection: all of ours, and the user's
+# A server that is gone without a word is noticed within half a minute, whatever the machine's defaults are.
+NETWORK = {
+    "connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "4",
+    "tcp_user_timeout": "30000", "application_name": "redrive",
+}  # fmt: skip
+
+_WORLD = {
+    "40001", "40P01",  # a conflict with another transaction: once more is all it takes
+    "55P03",  # a lock was not to be had in time
+    "25006",  # the server takes no writes: a failover is under way
+    "57P01", "57P02", "57P03", "57P04", "57P05",  # it was told to end the connection, or is starting
+    "XX001", "XX002",  # its files are damaged
+}  # fmt: skip
+_WORLD_CLASSES = {"08", "53", "58"}  # the connection, resources (disk, memory, connections), the machine
+_NOT_THE_WORLD = {"08P01"}  # what we sent makes no sense
+_NUL = {"22021", "22P05"}
+
+
+def is_the_world(error: BaseException | None) -> bool:
+    """Is this error about the server, the network or another transaction, rather than about a statement?"""
+    if not isinstance(error, psycopg.Error):
+        return False
+    code = error.sqlstate
+    if code is None:  # not from the server: the connection itself, or the pool
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return code in _WORLD or (code[:2] in _WORLD_CLASSES and code not in _NOT_THE_WORLD)
+
+
+def is_nul(error: psycopg.Error) -> bool:
+    """Was a text refused because it holds U+0000, which Postgres cannot store?"""
+    return error.sqlstate in _NUL or (isinstance(error, psycopg.DataError) and "NUL" in str(error))
+
+
+def translated_error(error: psycopg.Error, url: str) -> StoreError:
+    """A Postgres error of the world as ours, with what to do."""
+    text = str(error).strip()
+    if error.sqlstate in ("55P03", "40P01", "40001"):
+        return StoreBusy(f"{url}: another transaction was in the way ({text})")
+    if error.sqlstate == "53100":
+        return StoreError(f"{url}: the server's disk is full; make room, processing resumes by itself")
+    if error.sqlstate == "25006":
+        return StoreError(f"{url}: the server takes no writes ({text}); processing resumes when it does")
+    return StoreError(f"{url}: {text}")
+
+
+class Connection(psycopg.Connection[Row]):
+    """One that remembers the first error of a transaction, and is committed by the store alone."""
+
+    trouble: BaseException | None = None  # after it the server refuses whatever follows
+    facets: Any = None  # what the store made for this connection
+
+    def commit(self) -> None:
+        """Not for functions."""
+        raise _refusal("commit()")
+
+    def rollback(self) -> None:
+        """Not for functions."""
+        raise _refusal("rollback()")
+
+    @property
+    def status(self) -> TransactionStatus:
+        """Idle, in a transaction, in one that failed."""
+        return TransactionStatus(self.pgconn.transaction_status)
+
+
+class Noting(psycopg.Cursor[Row]):
+    """A cursor that tells its connection what went wrong."""
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """Run one statement."""
+        try:
+            return super().execute(*args, **options)
+        except psycopg.Error as error:
+            _note(self.connection, error)
+            raise
+
+    def executemany(self, *args: Any, **options: Any) -> None:
+        """Run one statement for each row."""
+        try:
+            super().executemany(*args, **options)
+        except psycopg.Error as error:
+            _note(self.connection, error)
+            raise
+
+
+class RawNoting(Noting, psycopg.RawCursor[Row]):
+    """The same for statements whose parameters are `$1`, `$2`, …"""
+
+
+class Guarded(Noting):
+    """What `tx.connection` hands out: the driver's own cursor, which may do anything but end the transaction."""
+
+    def execute(self, query: Any, *args: Any, **options: Any) -> Any:
+        """Run one statement."""
+        check_control(query)
+        return super().execute(query, *args, **options)
+
+
+def _note(connection: Any, error: psycopg.Error) -> None:
+    if isinstance(connection, Connection) and connection.trouble is None:
+        connection.trouble = error
+
+
+def check_control(query: Any) -> None:
+    """Refuse what would tear effect and progress apart."""
+    if isinstance(query, bytes):
+        query = query.decode("utf-8", "replace")
+    if isinstance(query, composed.Composable):
+        query = query.as_string(None)
+    if isinstance(query, str) and (word := _control_of(query)):
+        raise _refusal(word)
+
+
+@lru_cache(maxsize=2_000)
+def _control_of(query: str) -> str:
+    return translate(query, named=True).control
+
+
+def _refusal(word: str) -> UsageError:
+    return UsageError(f"{word} is for redrive itself: effect and progress are committed together, after the function")
+
+
+def options(url: str) -> dict[str, Any]:
+    """How to connect: what the address says, else what we say."""
+    return {**NETWORK, **conninfo_to_dict(url), "autocommit": True, "cursor_factory": Guarded}
+
+
+def configure(connection: Connection, settings: Iterable[str]) -> None:
+    """A new connection with our settings, each a `SET` of the session."""
+    connection.prepare_threshold, connection.prepared_max = PREPARE_AFTER, PREPARED_MAX
+    # Backslashes in '…' are what params.py takes them for.
+    script = "; ".join(["SET standard_conforming_strings = on", "SET client_encoding = 'UTF8'", *settings])
+    psycopg.Cursor(connection).execute(script.encode())
+
+
+def open_connection(url: str, settings: Iterable[str] = ()) -> Connection:
+    """One connection, or why there is none."""
+    try:
+        connection = Connection.connect(**options(url))
+        configure(connection, settings)
+    except psycopg.Error as error:
+        raise StoreError(f"cannot open the store {shown(url)}: {str(error).strip()}") from error
+    return connection

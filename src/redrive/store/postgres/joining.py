@@ -1,0 +1,67 @@
+"""Appending in a transaction of the user's own: a psycopg connection, or a Connection or Session of SQLAlchemy's.
+
+The log is claimed at the call and stays claimed until the user commits, so that nobody else can append to it meanwhile:
+append last. Nothing is committed or rolled back here, and the session's settings are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from redrive.errors import StoreBusy, UsageError
+from redrive.event import NewEvent
+from redrive.store.append import append_all
+from redrive.store.log import Logs
+from redrive.store.postgres.sql import PostgresSql
+from redrive.store.spans import NoSpans
+
+TAKES = (
+    "tx= takes the transaction of `with app.transaction() as tx`, or one of your own on the same database: a psycopg "
+)
+TAKES += "connection, or a Connection or Session of SQLAlchemy's with psycopg; in a projection use tx.emit"
+BEGIN_FIRST = "begin a transaction first: what is appended is to be committed with something"
+
+
+def append_into(given: Any, log: str, events: Sequence[NewEvent], wait_seconds: float) -> None:
+    """Append now; it lasts if and when the user commits."""
+    connection = _raw(given)
+    sql = PostgresSql(connection)
+    isolation = sql.value("pg_isolation")
+    if isolation != "read committed":  # the last version of a key may have been committed after its snapshot
+        raise UsageError(f"append needs a transaction that is READ COMMITTED, this one is {isolation.upper()}")
+    with _waiting(sql, wait_seconds, log):
+        append_all(Logs(sql, NoSpans(sql)), sql, [(log, events)])
+
+
+@contextmanager
+def _waiting(sql: PostgresSql, seconds: float, log: str) -> Iterator[None]:
+    """Wait for the log for so long and not longer, whatever the session says."""
+    former = sql.value("pg_lock_timeout", ())
+    sql.run("pg_set_lock_timeout", (f"{round(seconds * 1000)}ms",))
+    try:
+        yield
+    except psycopg.errors.LockNotAvailable as error:
+        raise StoreBusy(
+            f"log {log!r}: another transaction has appended and not ended for {seconds:g} s; append last in yours"
+        ) from error
+    sql.run("pg_set_lock_timeout", (former,))
+
+
+def _raw(given: Any) -> Any:
+    """The driver's connection, in a transaction."""
+    if hasattr(given, "get_bind"):  # a Session begins one by giving out its connection
+        given = given.connection()
+    if hasattr(given, "in_transaction") and not given.in_transaction():
+        raise UsageError(BEGIN_FIRST)
+    if not isinstance(given, psycopg.Connection):
+        given = getattr(getattr(given, "connection", None), "driver_connection", None)
+    if not isinstance(given, psycopg.Connection):
+        raise UsageError(TAKES)
+    if given.autocommit and given.pgconn.transaction_status == TransactionStatus.IDLE:
+        raise UsageError(BEGIN_FIRST)
+    return given

@@ -1,0 +1,107 @@
+"""Named statements on a Postgres connection: those of SQLite, but for the ones that need other words here.
+
+`redrive_x` is read as `redrive.x`, and parameters get numbers, when the statements are loaded. They run on a cursor of
+their own, on which every int is a bigint: a statement has one plan, however large its numbers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, cast
+
+import psycopg
+from psycopg.rows import tuple_row
+from psycopg.types import numeric
+
+from redrive.errors import EventError
+from redrive.store.postgres.connection import Connection, RawNoting, is_nul
+from redrive.store.postgres.params import Statement, translate
+from redrive.store.postgres.queries import queries
+from redrive.store.sql import Params, Row, Sql
+
+NUL = "Postgres cannot store U+0000 in a text: leave it out of keys, ids and names"
+
+
+@cache
+def statements() -> Mapping[str, Statement]:
+    """Every statement by name."""
+    return {name: _statement(text) for name, text in queries().items()}
+
+
+def _statement(text: str) -> Statement:
+    named = translate(text, named=True)
+    return named if named.count else translate(text, named=False)
+
+
+class _Number(numeric.NumericBinaryLoader):
+    """A sum or a time as Python's own number."""
+
+    def load(self, data: Any) -> Any:
+        found = super().load(data)
+        return int(found) if found == found.to_integral_value() else float(found)
+
+
+class PostgresSql(Sql):
+    """Run named statements on one connection."""
+
+    __slots__ = ("_cursor", "_statements")
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(cast(Any, connection), {})
+        self._statements = statements()
+        self._cursor = RawNoting(connection, row_factory=tuple_row)
+        self._cursor.format = psycopg.pq.Format.BINARY
+        self._cursor.adapters.register_dumper(int, numeric.Int8Dumper)
+        self._cursor.adapters.register_loader("numeric", _Number)
+
+    def _execute(self, name: str, params: Params) -> RawNoting:
+        statement, cursor = self._statements[name], self._cursor
+        try:
+            cursor.execute(statement.text, statement.bind(params))
+        except psycopg.Error as error:
+            if is_nul(error):
+                raise EventError(NUL) from error
+            raise
+        return cursor
+
+    def one(self, name: str, params: Params = ()) -> Row | None:
+        """The only row, or None."""
+        return self._execute(name, params).fetchone()
+
+    def all(self, name: str, params: Params = ()) -> list[Row]:
+        """All rows."""
+        return self._execute(name, params).fetchall()
+
+    def run(self, name: str, params: Params = ()) -> int:
+        """Execute and say how many rows changed; the caller checks the number."""
+        return self._execute(name, params).rowcount
+
+    def add(self, name: str, params: Params) -> int:
+        """Insert one row and return its key."""
+        row = self._execute(name, params).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def add_all(self, name: str, rows: Sequence[Row]) -> list[int]:
+        """Insert rows in order, by a statement that takes a list for each column, and return their keys."""
+        return [key for (key,) in self._execute(name, [list(column) for column in zip(*rows, strict=True)]).fetchall()]
+
+    def claim(self, logs: Iterable[int]) -> None:
+        """Wait until nobody else appends to these logs; in the order of their numbers, so that there is no ring."""
+        for log in sorted(set(logs)):
+            self._execute("pg_append_lock", (log,))
+
+    def many(self, name: str, rows: Iterable[Params]) -> int:
+        """Execute once per row; how many rows changed in all."""
+        statement, cursor = self._statements[name], self._cursor
+        values = [statement.bind(row) for row in rows]
+        if not values:
+            return 0
+        try:
+            cursor.executemany(statement.text, values)
+        except psycopg.Error as error:
+            if is_nul(error):
+                raise EventError(NUL) from error
+            raise
+        return cursor.rowcount

@@ -1,0 +1,300 @@
+"""The Postgres store: one writing connection for the engine, a pool for everybody else.
+
+READ COMMITTED, said explicitly: every settling transaction begins with the fence, which locks the subscription's row,
+and whoever appends claims the log first; what is read after that is the truth until the commit. `inline=True` runs
+every job in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from typing import Any
+
+import psycopg
+from psycopg_pool import ConnectionPool
+
+from redrive.errors import StoreError, UsageError
+from redrive.event import NewEvent
+from redrive.failpoints import hit
+from redrive.store.address import shown
+from redrive.store.groups import Done, append_group, run_here
+from redrive.store.port import Appending
+from redrive.store.postgres.connection import (
+    Connection,
+    configure,
+    is_the_world,
+    open_connection,
+    options,
+    translated_error,
+)
+from redrive.store.postgres.joining import append_into
+from redrive.store.postgres.listen import Listener
+from redrive.store.postgres.migrate import found, prepare
+from redrive.store.postgres.stage import PostgresStage
+from redrive.store.postgres.transaction import ENDED, PostgresTx
+from redrive.store.rehearsing import check_off_stage
+from redrive.store.sql import Row
+from redrive.store.writer import Writer
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+BEGIN_LAZY = f"{BEGIN}; SET LOCAL synchronous_commit = off"  # may be lost with the machine, as a whole and in order
+BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+def exists(url: str) -> bool:
+    """Is there a store in this database? Nothing is created or changed by asking."""
+    with closing(open_connection(url)) as connection:
+        try:
+            return found(connection).number > 0
+        except psycopg.Error as error:
+            raise StoreError(f"cannot open the store {shown(url)}: {error}") from error
+
+
+class PostgresStore:
+    """A database; redrive's tables are in its schema `redrive`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        busy_timeout: float = 10.0,
+        pool_max: int = 10,
+        look_seconds: float = 0.05,
+        inline: bool = False,
+    ) -> None:
+        self.url = shown(url)
+        self._address = url
+        self._settings = (f"SET lock_timeout = {round(busy_timeout * 1000)}",)
+        self._busy_timeout, self._pool_max = busy_timeout, pool_max
+        self._mutex = threading.Lock()  # of the writing connection
+        self._alone = threading.Lock()  # of an append in its caller's thread
+        self._held: dict[int, PostgresTx] = {}  # by thread
+        self._writing = self._open()
+        try:
+            prepare(self._writing.connection, self.url)
+        except BaseException as error:  # refused: leave nothing open behind
+            self._writing.connection.close()
+            if isinstance(error, psycopg.Error):
+                raise StoreError(f"cannot open the store {self.url}: {error}") from error
+            raise
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
+            connection_class=Connection,
+            kwargs=options(url),
+            configure=lambda connection: configure(connection, self._settings),
+            min_size=0,
+            max_size=pool_max,
+            timeout=busy_timeout,
+            open=True,
+        )
+        self._look_seconds = look_seconds
+        self._listener: Listener | None = None
+        self._seen_pulse: Row | None = None
+        self._writer = None if inline else Writer(self)
+
+    def _open(self) -> PostgresTx:
+        return PostgresTx(open_connection(self._address, self._settings))
+
+    # ------------------------------------------------------------ transactions
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[PostgresTx]:
+        """Begin for writing; leaving the block commits, an exception rolls back."""
+        me = threading.get_ident()
+        check_off_stage()
+        if me in self._held:
+            raise UsageError("already inside a transaction of this store: pass tx= instead of opening another")
+        with self._begun(BEGIN if durable else BEGIN_LAZY) as tx:
+            self._held[me] = tx
+            try:
+                try:
+                    yield tx
+                except psycopg.Error as error:
+                    if not tx.is_open and not is_the_world(error):  # and somebody went on after that
+                        raise StoreError(f"{self.url}: {ENDED}") from error
+                    raise
+                self._commit(tx)
+            except psycopg.Error as error:
+                if is_the_world(error):
+                    raise translated_error(error, self.url) from error
+                raise
+            finally:
+                del self._held[me]
+
+    def _commit(self, tx: PostgresTx) -> None:
+        tx.commit(self.url)
+
+    @contextmanager
+    def reading(self) -> Iterator[PostgresTx]:
+        """A snapshot; many at a time, none blocks or is blocked by a writer."""
+        with self._begun(BEGIN_READING) as tx:
+            try:
+                yield tx
+            except psycopg.Error as error:
+                # To write here is refused because we said so, not because the server takes no writes.
+                if is_the_world(error) and not isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                    raise translated_error(error, self.url) from error
+                raise
+
+    @contextmanager
+    def _begun(self, begin: str) -> Iterator[PostgresTx]:
+        """A connection in a transaction, rolled back at the end if it is still open.
+
+        The engine's own is for the thread on which it writes: a user's transaction may last.
+        """
+        if (self._writer is None or self._writer.is_here) and self._mutex.acquire(blocking=False):
+            try:
+                tx = self._begin_writing(begin)
+                try:
+                    yield tx
+                finally:
+                    tx.rollback()
+            finally:
+                self._mutex.release()
+        else:
+            tx = self._begin_pooled(begin)
+            try:
+                yield tx
+            finally:
+                tx.rollback()
+                self._pool.putconn(tx.connection)
+
+    def _begin_writing(self, begin: str) -> PostgresTx:
+        """One that was lost while nobody used it is replaced; nothing had begun."""
+        if not self._writing.connection.closed:
+            try:
+                self._writing.control(begin)
+                return self._writing
+            except psycopg.Error as error:
+                if not self._writing.connection.closed:
+                    raise translated_error(error, self.url) from error
+        self._writing = self._open()
+        self._writing.control(begin)
+        return self._writing
+
+    def _begin_pooled(self, begin: str) -> PostgresTx:
+        for _ in range(self._pool_max + 1):  # after a restart of the server, all that lie there are dead
+            try:
+                connection = self._pool.getconn()
+            except psycopg.Error as error:
+                raise StoreError(f"{self.url}: no connection is to be had: {error}") from error
+            tx: PostgresTx = connection.facets
+            if tx is None:
+                tx = connection.facets = PostgresTx(connection)
+            begun = False
+            try:
+                tx.control(begin)
+                begun = True
+                return tx
+            except psycopg.Error as error:
+                if not is_the_world(error):
+                    raise
+            finally:
+                if not begun:
+                    tx.rollback()
+                    self._pool.putconn(connection)
+        raise StoreError(f"{self.url}: the server ends every connection")
+
+    # ------------------------------------------------------------ questions
+
+    def sync(self) -> None:
+        """Make every commit so far durable: one that waits for the disk waits for all before it."""
+        with self.transaction() as tx:
+            _need_sync(tx)
+
+    def changed(self) -> bool:
+        """Has anything been appended, or asked of an owner, since the last call?"""
+        if self._writer is not None:
+            if self._listener is None:  # not for those who only append, or look
+                self._listener = Listener(self._open, self._look_seconds)
+            return self._listener.changed()
+        with self.reading() as tx:
+            pulse = tx.sql.one("pg_pulse")
+        seen, self._seen_pulse = self._seen_pulse, pulse
+        return seen != pulse
+
+    def inside_transaction(self) -> bool:
+        """Does this thread hold a transaction of the store?"""
+        return threading.get_ident() in self._held
+
+    def is_the_world(self, error: BaseException) -> bool:
+        """Infrastructure, or the statement's own fault? What follows from the first error is told by the first."""
+        if isinstance(error, StoreError) or is_the_world(error):
+            return True
+        tx = self._held.get(threading.get_ident())
+        if tx is None:
+            return False
+        follows = isinstance(error, psycopg.errors.InFailedSqlTransaction)
+        return not tx.is_open or (follows and is_the_world(tx.connection.trouble))
+
+    @property
+    def stage(self) -> PostgresStage:
+        """A place to rehearse, for the length of a `with` block."""
+        return PostgresStage(self, open_connection(self._address, self._settings))
+
+    # ------------------------------------------------------------ jobs
+
+    def submit(self, job: Callable[[], Any], done: Done) -> None:
+        """Run on the writer thread (or at once, inline)."""
+        if self._writer is not None:
+            self._writer.submit(job, done)
+        else:
+            run_here(job, done)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Does anybody else wait to write here? A job that could go on asks, and makes room."""
+        return self._writer is None or self._writer.is_wanted()
+
+    def append(self, appending: Appending, *, here: bool = False) -> None:
+        """Append durably; appends that wait together are committed together.
+
+        `here`: the caller will wait for it, so it may be done in its thread, unless another is under way.
+        """
+        check_off_stage()
+        writer = self._writer
+        if writer is None:
+            self.append_group([appending])
+        elif not here or writer.is_busy or not self._alone.acquire(blocking=False):
+            writer.append(appending)
+        else:
+            try:
+                self.append_group([appending])
+            finally:
+                self._alone.release()
+
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+        """Append in a transaction of the user's own; the log is claimed until it ends."""
+        check_off_stage()
+        append_into(given, log, events, self._busy_timeout)
+
+    def append_group(self, group: list[Appending]) -> None:
+        """One durable transaction for many callers; one caller's error is only its own."""
+        append_group(group, self._appending, _need_sync)
+
+    @contextmanager
+    def _appending(self) -> Iterator[PostgresTx]:
+        with self.transaction() as tx:
+            hit("append.begun")
+            yield tx
+            hit("append.before_commit")
+        hit("append.committed")
+
+    def checkpoint(self, *, idle: bool = False, last: bool = False) -> None:
+        """The server does its own."""
+
+    def close(self) -> None:
+        """Finish what was submitted and let go of the server."""
+        if self._writer is not None:
+            self._writer.stop()
+        if self._listener is not None:
+            self._listener.stop()
+        self._pool.close()
+        with nullcontext() if self.inside_transaction() else self._mutex:
+            self._writing.connection.close()
+
+
+def _need_sync(tx: PostgresTx) -> None:
+    """Write something, so that the commit syncs: an earlier copy may come from a transaction that did not wait."""
+    tx.sql.one("pg_sync")

@@ -1,0 +1,138 @@
+"""One Postgres connection as the store's transaction: facets, users' statements, savepoints, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from redrive.errors import CommitUnknown, StoreError, UsageError
+from redrive.store.books import Books
+from redrive.store.keyed import Keyed
+from redrive.store.letters import Letters
+from redrive.store.log import Logs
+from redrive.store.port import Function
+from redrive.store.postgres.connection import Connection, RawNoting, is_the_world
+from redrive.store.postgres.params import Statement, translated
+from redrive.store.postgres.sql import PostgresSql
+from redrive.store.progress import Progress
+from redrive.store.sieve import NoSieve
+from redrive.store.spans import NoSpans
+from redrive.store.sql import Sql
+
+ENDED = "the transaction was ended from within; nothing more was written"
+FAILED = "a statement failed and was passed over, but Postgres refuses whatever follows it"
+SAVEPOINT = "to go on after an error, put the statement into `with tx.connection.transaction():`"
+
+
+class PostgresTx:
+    """One connection with its facets; the same object serves every transaction on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._control = psycopg.Cursor(connection)
+        self.sql: Sql = PostgresSql(connection)
+        self.logs = Logs(self.sql, NoSpans(self.sql))
+        self.progress = Progress(self.sql)
+        self.letters = Letters(self.sql, NoSieve(self.sql))
+        self.keyed = Keyed(self.sql)
+        self.books = Books(self.sql)
+
+    def execute(self, sql: str, params: Any = (), /) -> Any:
+        """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""
+        statement = _allowed(translated(sql, params))
+        return RawNoting(self.connection).execute(statement.text, statement.bind(params))
+
+    def executemany(self, sql: str, rows: Iterable[Any], /) -> Any:
+        """Run a user's statement once for each of these parameters, in few round trips."""
+        many, cursor = list(rows), RawNoting(self.connection)
+        if many:
+            statement = _allowed(translated(sql, many[0]))
+            cursor.executemany(statement.text, [statement.bind(row) for row in many])
+        return cursor
+
+    def checked(self, function: Function) -> Function:
+        """After an error the server refuses whatever follows: one that was passed over fails the call that made it."""
+        pgconn = self.connection.pgconn
+
+        def call(subject: Any, tx: Any) -> None:
+            function(subject, tx)
+            if pgconn.transaction_status == TransactionStatus.INERROR:
+                raise self._spoilt()
+
+        return call
+
+    def _spoilt(self) -> Exception:
+        """What to raise where an error was passed over."""
+        trouble = self.connection.trouble
+        if is_the_world(trouble):
+            assert isinstance(trouble, psycopg.Error)
+            return trouble
+        spoilt = UsageError(f"{FAILED} ({trouble}); {SAVEPOINT}")
+        spoilt.__cause__ = trouble
+        return spoilt
+
+    def control(self, statement: str) -> str:
+        """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
+        self._control.execute(statement.encode())
+        return self._control.statusmessage or ""
+
+    def savepoint(self) -> None:
+        """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
+        self.control("SAVEPOINT redrive_point")
+
+    def keep(self) -> None:
+        """What happened since the savepoint stays."""
+        self.control("RELEASE redrive_point")
+
+    def undo(self) -> None:
+        """What happened since the savepoint is gone."""
+        self.control("ROLLBACK TO redrive_point")
+        self.connection.trouble = None
+        self.logs.forget()  # a log that was created since is gone too
+
+    @property
+    def is_open(self) -> bool:
+        """Is there a transaction, failed or not?"""
+        return self.connection.status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+    def commit(self, url: str) -> None:
+        """Make it last, or say what is known."""
+        connection = self.connection
+        if connection.status == TransactionStatus.INERROR:
+            raise self._spoilt()
+        if not self.is_open:
+            raise StoreError(f"{url}: {ENDED}")
+        try:
+            said = self.control("COMMIT")
+        except psycopg.Error as error:
+            if connection.closed:
+                raise CommitUnknown(f"{url}: COMMIT was sent and no answer came: {error}") from error
+            raise
+        if said != "COMMIT":
+            raise StoreError(f"{url}: COMMIT was answered by {said}; nothing was written")
+
+    def rollback(self) -> None:
+        """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
+        self.logs.forget()
+        self.connection.trouble = None
+        if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
+            return
+        try:
+            if not self.is_open:  # a signal struck while a statement was under way
+                raise psycopg.OperationalError("still busy")
+            self.control("ROLLBACK")
+        except psycopg.Error:
+            self.connection.close()
+
+
+def _allowed(statement: Statement) -> Statement:
+    """A user's statement: one at a time, and none that ends the transaction."""
+    if statement.control or not statement.single:
+        raise UsageError(
+            f"{statement.control or 'a second statement'} is not for tx.execute: it takes one statement at a time, "
+            "and redrive itself commits"
+        )
+    return statement

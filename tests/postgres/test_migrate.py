@@ -1,0 +1,113 @@
+"""The storage format on Postgres: made once, step by step, and never half."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from redrive import failpoints
+from redrive.errors import UsageError
+from redrive.store.postgres import migrate as module
+from redrive.store.postgres.migrate import STEPS, Format, Step, found, migrate, prepare
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def connection(postgres_url: str) -> Iterator[Connection]:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> tuple[Step, ...]:
+    """A format 2 and a format 3 that do not exist yet."""
+    second, third = tmp_path / "two.sql", tmp_path / "three.sql"
+    second.write_text("ALTER TABLE redrive.notes ADD COLUMN colour text;", "utf-8")
+    third.write_text("CREATE TABLE redrive.extra (n int); SELECT 1 / 0;", "utf-8")
+    return (*STEPS, Step(2, 1, str(second)), Step(3, 3, str(third)))
+
+
+def test_an_empty_database_becomes_a_store_once(connection: Connection) -> None:
+    assert found(connection) == Format(0, 0)
+    prepare(connection, "here")
+    connection.execute("INSERT INTO redrive.logs (name) VALUES ('orders')")
+    prepare(connection, "here")
+    assert list(migrate(connection)) == []
+    assert found(connection) == Format(STEPS[-1].format, STEPS[-1].compatible_from)
+    assert connection.execute("SELECT name FROM redrive.logs").fetchall() == [("orders",)]
+
+
+def test_two_processes_that_begin_together_make_one_store(postgres_url: str) -> None:
+    def begin(_: int) -> list[int]:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            return list(migrate(connection))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(begin, range(4))) == [[], [], [], [1]]
+
+
+def test_each_step_is_a_transaction(connection: Connection, later: tuple[Step, ...]) -> None:
+    """The second is kept although the third fails, and nothing of the third is there."""
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        list(migrate(connection, later))
+    assert found(connection) == Format(2, 1)
+    assert connection.execute("SELECT to_regclass('redrive.extra')").fetchone() == (None,)
+    assert connection.execute("SELECT count(colour) FROM redrive.notes").fetchone() == (0,)
+
+
+def test_whoever_is_killed_in_a_step_leaves_the_former_format(postgres_url: str, later: tuple[Step, ...]) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        assert list(migrate(connection)) == [1]
+        victim = connection.info.backend_pid
+
+        def kill(name: str) -> None:
+            with psycopg.connect(postgres_url, autocommit=True) as other:
+                other.execute("SELECT pg_terminate_backend(%s)", (victim,))
+
+        before = failpoints.armed()
+        failpoints.arm(kill)
+        try:
+            with pytest.raises(psycopg.OperationalError):
+                list(migrate(connection, later[:2]))
+        finally:
+            failpoints.arm(before)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        assert found(connection) == Format(1, 1)
+        assert list(migrate(connection, later[:2])) == [2]
+
+
+def test_an_older_format_is_refused_with_the_command_to_type(
+    connection: Connection, later: tuple[Step, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(connection, "here")
+    monkeypatch.setattr(module, "STEPS", later[:2])
+    with pytest.raises(UsageError, match="here has storage format 1, this redrive needs 2: run `redrive migrate`"):
+        prepare(connection, "here")
+
+
+def test_a_newer_format_works_if_it_says_so(connection: Connection, later: tuple[Step, ...]) -> None:
+    """During a deploy the former version runs beside the new one; where it cannot, it says that it is too old."""
+    list(migrate(connection, later[:2]))
+    prepare(connection, "here")
+    connection.execute("""UPDATE redrive.meta SET value = '2' WHERE name = 'compatible_from'""")
+    with pytest.raises(UsageError, match="here has storage format 2, this redrive knows up to 1; upgrade redrive"):
+        prepare(connection, "here")
+
+
+def test_a_role_that_may_not_make_tables_is_told_who_has_to(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        role = f"{connection.info.dbname}_guest"
+        connection.execute(f'CREATE ROLE "{role}" LOGIN')
+        try:
+            connection.execute(f'SET ROLE "{role}"')
+            with pytest.raises(UsageError, match=r"may not make .*: run `redrive migrate` once with a role"):
+                prepare(connection, "here")
+        finally:
+            connection.execute("RESET ROLE")
+            connection.execute(f'DROP ROLE "{role}"')
