@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -136,3 +137,24 @@ def test_the_store_may_be_named_before_the_command_or_in_the_settings(
     assert inside("status").code == 2
     (tmp_path / "redrive.toml").write_text('store = "s.db"')
     assert inside("status").code == 0
+
+
+def test_workers_in_words_and_as_json(inside: Any, store: str) -> None:
+    assert "no worker runs on this store" in inside("workers", "--store", store).out
+    app = App(store)
+
+    @app.projection(app.log("orders"), partitions=2)
+    def totals(event: Event[Any], tx: Tx) -> None: ...
+
+    async def look() -> tuple[Any, Any]:
+        async with app.running():
+            while sum(len(one.owns) for one in app.operate().workers(10.0)) < 2:
+                await asyncio.sleep(0.01)
+            return await asyncio.to_thread(inside, "workers", "--store", store), app.operate().workers(10.0)
+
+    said, [worker] = asyncio.run(look())
+    app.close()
+    assert said.code == 0
+    assert [line.split()[-4:-2] for line in said.out.splitlines()[1:]] == [["totals", "1/2"], ["totals", "2/2"]]
+    assert (worker.state, worker.runs) == ("working", ("totals",))
+    assert inside("workers", "--store", store, "--json").json == []
