@@ -31,7 +31,7 @@ def _no_child_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest) -> Iterator[str | None]:
+def store(request: pytest.FixtureRequest) -> Iterator[str | None]:
     """Where a world is: an empty database of its own, or None for a file."""
     if request.param == "sqlite":
         yield None

@@ -23,8 +23,8 @@ NOT_THERE = {("postgres", name) for name in NAMES if name.startswith("checkpoint
 SEED = int(os.environ.get("REDRIVE_TEST_SEED", "0"))  # other numbers, other schedules
 
 
-def test_a_worker_that_nobody_kills_leaves_exact_totals(zygote: Zygote, tmp_path: Path, place: str | None) -> None:
-    world = World(zygote, tmp_path, store=place)
+def test_a_worker_that_nobody_kills_leaves_exact_totals(zygote: Zygote, tmp_path: Path, store: str | None) -> None:
+    world = World(zygote, tmp_path, store=store)
     producer = world.producer(100)
     assert producer.wait() == 0, producer.said
     world.drain()
@@ -36,13 +36,13 @@ def test_the_failpoints_make_for_enough_kills() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "name"),
-    [(place, name) for place in ("sqlite", "postgres") for name in NAMES if (place, name) not in NOT_THERE],
-    indirect=["place"],
+    ("store", "name"),
+    [(store, name) for store in ("sqlite", "postgres") for name in NAMES if (store, name) not in NOT_THERE],
+    indirect=["store"],
 )
-def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_path: Path, place: str | None) -> None:
+def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_path: Path, store: str | None) -> None:
     seed = zlib.crc32(name.encode()) + SEED
-    world, dice = World(zygote, tmp_path, seed, store=place), random.Random(seed)
+    world, dice = World(zygote, tmp_path, seed, store=store), random.Random(seed)
     for _ in range(KILLS):
         victim = kill_at(world, name, dice)
         assert victim.code == -signal.SIGKILL, f"{name} was not reached: {victim.said}"
@@ -55,10 +55,10 @@ def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_pa
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_any_moment_of_workers_and_producers_change_nothing(
-    seed: int, zygote: Zygote, tmp_path: Path, place: str | None
+    seed: int, zygote: Zygote, tmp_path: Path, store: str | None
 ) -> None:
     seed += SEED
-    world = World(zygote, tmp_path, seed, env={"REDRIVE_CHECKPOINT_PAGES": "10"}, store=place)
+    world = World(zygote, tmp_path, seed, env={"REDRIVE_CHECKPOINT_PAGES": "10"}, store=store)
     dice = random.Random(seed)
     for turn in range(20):
         heard = f"signals {turn}"

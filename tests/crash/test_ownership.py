@@ -34,8 +34,10 @@ def owners(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_worker_that_sleeps_longer_than_its_lease_commits_nothing(place: str, zygote: Zygote, tmp_path: Path) -> None:
-    world = World(zygote, tmp_path, env=SHORT)
+def test_a_worker_that_sleeps_longer_than_its_lease_commits_nothing(
+    place: str, zygote: Zygote, tmp_path: Path, store: str | None
+) -> None:
+    world = World(zygote, tmp_path, env=SHORT, store=store)
     assert world.producer(24).wait() == 0
     zombie = world.worker(stop_at=place, heard="zombie")
     wait_until(lambda: is_stopped(zombie), what=f"{place} is reached")
@@ -80,9 +82,9 @@ def test_a_worker_that_was_robbed_in_its_sleep_settles_nothing_before_it_owns_it
 
 
 def test_a_second_process_stands_by_and_takes_over_at_once_when_the_owner_is_killed(
-    zygote: Zygote, tmp_path: Path
+    zygote: Zygote, tmp_path: Path, store: str | None
 ) -> None:
-    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"})  # nobody waits for it to lapse
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"}, store=store)  # nobody waits for it to lapse
     owner = world.worker(heard="owner")
     wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
     heir = world.worker(heard="heir")
@@ -99,8 +101,10 @@ def test_a_second_process_stands_by_and_takes_over_at_once_when_the_owner_is_kil
     world.check()
 
 
-def test_a_second_process_takes_over_at_once_when_the_owner_stops_gracefully(zygote: Zygote, tmp_path: Path) -> None:
-    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"})
+def test_a_second_process_takes_over_at_once_when_the_owner_stops_gracefully(
+    zygote: Zygote, tmp_path: Path, store: str | None
+) -> None:
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"}, store=store)
     owner = world.worker(heard="owner")
     wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
     heir = world.worker(heard="heir")

@@ -151,10 +151,16 @@ class World:
 
     def durable_state(self) -> list[Any]:
         """Everything that settling writes, to see whether anybody settled anything in between."""
-        tables = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-        quiet = ("redrive_progress", "redrive_meta")  # leases are renewed, syncs counted
+        if is_postgres(self.path):
+            listing = "SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname IN ('public', 'redrive')"
+        else:
+            listing = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        tables = [name for (name,) in self.rows(f"{listing} ORDER BY 1")]
+        # Leases are renewed, syncs counted.
+        quiet = ("redrive_progress", "redrive_meta", "redrive.progress", "redrive.meta")
         progress = self.rows("SELECT subscription, position, epoch, applied, ignored, owner FROM redrive_progress")
-        return [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
+        found = [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
+        return [sorted(rows, key=repr) for rows in found]  # a table has no order of its own
 
     @property
     def acked(self) -> int:
