@@ -14,6 +14,7 @@ from world import World
 
 from redrive import App
 from redrive.observe.signals import LeaseTaken
+from redrive.testing.servers import Databases
 
 EVERYBODY = {*OF_PROJECTIONS, *OF_HANDLERS}
 SHORT = {"REDRIVE_LEASE": "500ms"}
@@ -139,6 +140,30 @@ def test_a_worker_asleep_inside_a_transaction_still_owns_it_and_nothing_is_doubl
         worker.signal(signal.SIGTERM)
         worker.wait()
     world.check()
+
+
+def test_the_server_ends_the_transaction_of_a_worker_that_fell_asleep_in_it(
+    zygote: Zygote, tmp_path: Path, postgres: Databases
+) -> None:
+    """Else its rows would stay locked for as long as it sleeps, and nobody could take over."""
+    url = postgres.make()
+    world = World(zygote, tmp_path, env=SHORT | {"REDRIVE_BUSY_TIMEOUT": "1s"}, store=url)
+    assert world.producer(20).wait() == 0
+    world.drain()
+    assert world.producer(20).wait() == 0
+    sleeper = world.worker(stop_at="batch.called:2", heard="sleeper")
+    wait_until(lambda: is_stopped(sleeper))
+    heir = world.worker(heard="heir")
+    wait_until(world.is_drained, what="the heir has done it all while the other sleeps")
+    before = world.durable_state()
+    sleeper.signal(signal.SIGCONT)
+    wait_until(lambda: world.signals("LeaseLost", "sleeper") or world.signals("Halted", "sleeper"))
+    assert world.durable_state() == before
+    for worker in (sleeper, heir):
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.said
+    world.check()
+    postgres.drop(url)
 
 
 def test_a_killed_owner_that_nobody_has_reaped_is_dead_all_the_same(zygote: Zygote, tmp_path: Path) -> None:
