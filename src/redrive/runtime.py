@@ -116,7 +116,14 @@ class Runtime:
                 checkpoint_pages=settings.checkpoint_pages,
                 inline=self.inline,
             )
-        store: Store = _postgres().PostgresStore(address, busy_timeout=settings.busy_timeout, inline=self.inline)
+        store: Store = _postgres().PostgresStore(
+            address,
+            busy_timeout=settings.busy_timeout,
+            lease=settings.lease,
+            look_seconds=settings.poll_max,
+            pool_max=settings.pool_max,
+            inline=self.inline,
+        )
         with store.reading() as tx:
             tx.progress.now(self.env.clock)  # from here on we go by the server's clock
         return store

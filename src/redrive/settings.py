@@ -63,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     poll_max: Seconds = duration("50ms")  # the same when idle; shorter would cost over one percent of a core
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
+    pool_max: Count = 10  # connections to Postgres for readers and your own transactions; the engine's own are extra
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
     settle_max: Count = 1_000  # handler results settled per transaction; bounds how long it holds the write lock
     crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from redrive import App
+from redrive.store.address import is_postgres
 
 FIELDS = ["position", "log", "id", "type", "key", "version", "schema", "time", "bytes"]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> str:
+def store(tmp_path: Path, backend: str | None) -> str:
     """Two logs: twelve orders of three keys, and two receipts between them."""
-    path = str(tmp_path / "s.db")
+    path = backend or str(tmp_path / "s.db")
     app = App(path)
     for number in range(12):
         data = {"cents": number, "password": "hunter2"}
@@ -31,6 +32,10 @@ def store(tmp_path: Path) -> str:
             app.log("receipts").append("charged", {}, id=f"r{number}")
     app.close()
     return path
+
+
+def own(store: str, sql: str) -> str:
+    return sql.replace("redrive_", "redrive.") if is_postgres(store) else sql
 
 
 def rows(answer: Any) -> list[list[str]]:
@@ -84,7 +89,12 @@ def test_a_payload_is_shown_only_when_asked_for_and_without_what_is_redacted(ins
 
 
 def test_an_unknown_log_names_the_nearest(inside: Any, store: str) -> None:
-    for command in (["events", "ordres"], ["append", "ordres", "t"], ["export", "ordres"], ["import", "ordres", store]):
+    for command in (
+        ["events", "ordres"],
+        ["append", "ordres", "t"],
+        ["export", "ordres"],
+        ["import", "ordres", __file__],
+    ):
         answer = inside(*command, "--store", store)
         assert (answer.code, "did you mean 'orders'" in answer.err) == (2, True)
 
@@ -121,7 +131,7 @@ def test_an_event_is_appended_by_hand_and_audited(inside: Any, store: str) -> No
     )  # fmt: skip
     assert (answer.json["id"], answer.json["position"], answer.json["new"]) == (event.id, event.position, True)
     with app.reader() as tx:
-        found = tx.execute("SELECT action, target, reason FROM redrive_audit").fetchall()
+        found = tx.execute(own(store, "SELECT action, target, reason FROM redrive_audit")).fetchall()
     app.close()
     assert found == [("append", f"event {event.id}", "called in")]
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from redrive import App, Event, Tx
+from redrive.store.address import is_postgres
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> str:
+def store(tmp_path: Path, backend: str | None) -> str:
     """A store in which everything is applied."""
-    path = str(tmp_path / "s.db")
+    path = backend or str(tmp_path / "s.db")
     app = App(path)
     orders = app.log("orders")
 
@@ -32,9 +35,13 @@ def store(tmp_path: Path) -> str:
 
 
 def damage(store: str, sql: str) -> None:
-    with closing(sqlite3.connect(store)) as connection:
-        connection.execute(sql)
-        connection.commit()
+    if is_postgres(store):
+        with psycopg.connect(store) as connection:
+            connection.execute(re.sub(r"\bredrive_(?=[a-z])", "redrive.", sql).encode())
+        return
+    with closing(sqlite3.connect(store)) as file:
+        file.execute(sql)
+        file.commit()
 
 
 def test_a_status_in_words(inside: Any, store: str) -> None:
@@ -71,7 +78,7 @@ def test_a_sound_store_is_verified(inside: Any, store: str) -> None:
 
 
 def test_a_violation_has_an_exit_code_of_its_own_and_its_positions(inside: Any, store: str) -> None:
-    damage(store, "INSERT INTO redrive_done_chunks VALUES (1, 0, '001' || substr(hex(zeroblob(255)), 1, 509))")
+    damage(store, f"INSERT INTO redrive_done_chunks VALUES (1, 0, '001{'':0>509}')")
     answer = inside("verify", "--store", store)
     assert answer.code == 3
     assert "1 violation" in answer.out
@@ -135,7 +142,7 @@ def test_the_store_may_be_named_before_the_command_or_in_the_settings(
     monkeypatch.setenv("REDRIVE_STORE", "")
     monkeypatch.chdir(tmp_path)
     assert inside("status").code == 2
-    (tmp_path / "redrive.toml").write_text('store = "s.db"')
+    (tmp_path / "redrive.toml").write_text(f'store = "{store if is_postgres(store) else "s.db"}"')
     assert inside("status").code == 0
 
 

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 PATIENCE = 30.0  # seconds until a condition counts as never; a busy machine may need many
 
 
-def wait_until(condition: Callable[[], T], timeout: float = PATIENCE, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], timeout: float = PATIENCE, what: str = "", every: float = 0.002) -> T:
     """Look again and again until the condition holds, and return what it said."""
     pause, deadline = threading.Event(), time.monotonic() + timeout
     while True:
@@ -28,7 +28,7 @@ def wait_until(condition: Callable[[], T], timeout: float = PATIENCE, what: str 
             return found
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout:g} s: {what or condition}")
-        pause.wait(0.002)
+        pause.wait(every)
 
 
 class Child:

@@ -19,11 +19,12 @@ from world import World
 from redrive.failpoints import NAMES
 
 KILLS = 10  # at each failpoint
+NOT_THERE = {("postgres", name) for name in NAMES if name.startswith("checkpoint.")}  # the server does its own
 SEED = int(os.environ.get("REDRIVE_TEST_SEED", "0"))  # other numbers, other schedules
 
 
-def test_a_worker_that_nobody_kills_leaves_exact_totals(zygote: Zygote, tmp_path: Path) -> None:
-    world = World(zygote, tmp_path)
+def test_a_worker_that_nobody_kills_leaves_exact_totals(zygote: Zygote, tmp_path: Path, store: str | None) -> None:
+    world = World(zygote, tmp_path, store=store)
     producer = world.producer(100)
     assert producer.wait() == 0, producer.said
     world.drain()
@@ -34,10 +35,14 @@ def test_the_failpoints_make_for_enough_kills() -> None:
     assert len(set(NAMES)) * KILLS >= 200
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("store", "name"),
+    [(store, name) for store in ("sqlite", "postgres") for name in NAMES if (store, name) not in NOT_THERE],
+    indirect=["store"],
+)
+def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_path: Path, store: str | None) -> None:
     seed = zlib.crc32(name.encode()) + SEED
-    world, dice = World(zygote, tmp_path, seed), random.Random(seed)
+    world, dice = World(zygote, tmp_path, seed, store=store), random.Random(seed)
     for _ in range(KILLS):
         victim = kill_at(world, name, dice)
         assert victim.code == -signal.SIGKILL, f"{name} was not reached: {victim.said}"
@@ -49,9 +54,12 @@ def test_a_kill_at_a_failpoint_changes_nothing(name: str, zygote: Zygote, tmp_pa
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kills_at_any_moment_of_workers_and_producers_change_nothing(seed: int, zygote: Zygote, tmp_path: Path) -> None:
+def test_kills_at_any_moment_of_workers_and_producers_change_nothing(
+    seed: int, zygote: Zygote, tmp_path: Path, store: str | None
+) -> None:
     seed += SEED
-    world, dice = World(zygote, tmp_path, seed, env={"REDRIVE_CHECKPOINT_PAGES": "10"}), random.Random(seed)
+    world = World(zygote, tmp_path, seed, env={"REDRIVE_CHECKPOINT_PAGES": "10"}, store=store)
+    dice = random.Random(seed)
     for turn in range(20):
         heard = f"signals {turn}"
         workers = [world.worker(heard=heard) for _ in range(dice.choice([1, 1, 2]))]
@@ -68,11 +76,6 @@ def test_kills_at_any_moment_of_workers_and_producers_change_nothing(seed: int, 
     world.check(fixed=True)
 
 
-def ours(world: World) -> list[tuple[str]]:
-    """Our tables in the file."""
-    return world.rows("SELECT name FROM sqlite_master WHERE name LIKE 'redrive%'")
-
-
 def kill_at(world: World, name: str, dice: random.Random) -> Child:
     """Let the process that passes this failpoint die there, while others work."""
     place = name.partition(".")[0]
@@ -80,7 +83,7 @@ def kill_at(world: World, name: str, dice: random.Random) -> Child:
     if place == "migrate":  # whoever opens the file first makes our tables
         victim = world.producer(0 if world.said else 3, {"REDRIVE_FAILPOINT": f"{name}:1:kill"})
         victim.wait()
-        assert ours(world) == [], "the file is as it was"
+        assert world.ours() == [], "the store is as it was"
         return victim
     if place == "append":
         worker = world.worker()

@@ -14,6 +14,7 @@ from world import World
 
 from redrive import App
 from redrive.observe.signals import LeaseTaken
+from redrive.testing.servers import Databases
 
 EVERYBODY = {*OF_PROJECTIONS, *OF_HANDLERS}
 SHORT = {"REDRIVE_LEASE": "500ms"}
@@ -34,8 +35,10 @@ def owners(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_worker_that_sleeps_longer_than_its_lease_commits_nothing(place: str, zygote: Zygote, tmp_path: Path) -> None:
-    world = World(zygote, tmp_path, env=SHORT)
+def test_a_worker_that_sleeps_longer_than_its_lease_commits_nothing(
+    place: str, zygote: Zygote, tmp_path: Path, store: str | None
+) -> None:
+    world = World(zygote, tmp_path, env=SHORT, store=store)
     assert world.producer(24).wait() == 0
     zombie = world.worker(stop_at=place, heard="zombie")
     wait_until(lambda: is_stopped(zombie), what=f"{place} is reached")
@@ -80,9 +83,9 @@ def test_a_worker_that_was_robbed_in_its_sleep_settles_nothing_before_it_owns_it
 
 
 def test_a_second_process_stands_by_and_takes_over_at_once_when_the_owner_is_killed(
-    zygote: Zygote, tmp_path: Path
+    zygote: Zygote, tmp_path: Path, store: str | None
 ) -> None:
-    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"})  # nobody waits for it to lapse
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"}, store=store)  # nobody waits for it to lapse
     owner = world.worker(heard="owner")
     wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
     heir = world.worker(heard="heir")
@@ -99,8 +102,10 @@ def test_a_second_process_stands_by_and_takes_over_at_once_when_the_owner_is_kil
     world.check()
 
 
-def test_a_second_process_takes_over_at_once_when_the_owner_stops_gracefully(zygote: Zygote, tmp_path: Path) -> None:
-    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"})
+def test_a_second_process_takes_over_at_once_when_the_owner_stops_gracefully(
+    zygote: Zygote, tmp_path: Path, store: str | None
+) -> None:
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"}, store=store)
     owner = world.worker(heard="owner")
     wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
     heir = world.worker(heard="heir")
@@ -135,6 +140,30 @@ def test_a_worker_asleep_inside_a_transaction_still_owns_it_and_nothing_is_doubl
         worker.signal(signal.SIGTERM)
         worker.wait()
     world.check()
+
+
+def test_the_server_ends_the_transaction_of_a_worker_that_fell_asleep_in_it(
+    zygote: Zygote, tmp_path: Path, postgres: Databases
+) -> None:
+    """Else its rows would stay locked for as long as it sleeps, and nobody could take over."""
+    url = postgres.make()
+    world = World(zygote, tmp_path, env=SHORT | {"REDRIVE_BUSY_TIMEOUT": "1s"}, store=url)
+    assert world.producer(20).wait() == 0
+    world.drain()
+    assert world.producer(20).wait() == 0
+    sleeper = world.worker(stop_at="batch.called:2", heard="sleeper")
+    wait_until(lambda: is_stopped(sleeper))
+    heir = world.worker(heard="heir")
+    wait_until(world.is_drained, what="the heir has done it all while the other sleeps")
+    before = world.durable_state()
+    sleeper.signal(signal.SIGCONT)
+    wait_until(lambda: world.signals("LeaseLost", "sleeper") or world.signals("Halted", "sleeper"))
+    assert world.durable_state() == before
+    for worker in (sleeper, heir):
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.said
+    world.check()
+    postgres.drop(url)
 
 
 def test_a_killed_owner_that_nobody_has_reaped_is_dead_all_the_same(zygote: Zygote, tmp_path: Path) -> None:

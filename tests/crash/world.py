@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from processes import Child, Zygote, wait_until
 from script import Fates, Said, fates, script
 from worker_app import OF_HANDLERS, OF_PROJECTIONS, ORDERED, build, found
 
 from redrive.event import emission_id
 from redrive.replay.ledger import Verdict
+from redrive.store.address import is_postgres
 
 SMALL = {  # small windows: a crash makes what was in flight run one by one
     "REDRIVE_WINDOW_MAX": "16",
@@ -30,11 +33,18 @@ class World:
     """A folder with a store, a producer's list and the flakes' memory."""
 
     def __init__(
-        self, zygote: Zygote, folder: Path, seed: int = 0, env: dict[str, str] | None = None, *, new: bool = True
+        self,
+        zygote: Zygote,
+        folder: Path,
+        seed: int = 0,
+        env: dict[str, str] | None = None,
+        *,
+        new: bool = True,
+        store: str | None = None,
     ) -> None:
         self.zygote, self.folder, self.seed = zygote, folder, seed
         self.env = SMALL | (env or {})
-        self.path = str(folder / "shop.db")
+        self.path = store or str(folder / "shop.db")
         self.acks, self.flakes = folder / "acks", folder / "flakes"
         self.flakes.mkdir(exist_ok=True)
         self.replays = 1  # how often a letter may have been sent round by the operators of this world
@@ -97,7 +107,7 @@ class World:
             " redrive_letters h WHERE h.subscription = l.subscription AND h.lane = l.lane AND h.state = 'dead'"
             " AND h.position < l.position)"
         )
-        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'redrive_subscriptions'"):
+        if "subscriptions" not in self.ours():
             return False
         known = "SELECT count(*) FROM redrive_subscriptions"
         together = self.rows(f"SELECT ({known}), ({behind}), ({heads})")  # one snapshot: a head may emit as it leaves
@@ -105,8 +115,19 @@ class World:
 
     # ------------------------------------------------------------ looking
 
+    def ours(self) -> list[str]:
+        """The tables of redrive's that are there."""
+        if is_postgres(self.path):
+            return [name for (name,) in self.rows("SELECT tablename FROM pg_tables WHERE schemaname = 'redrive'")]
+        found = self.rows("SELECT name FROM sqlite_master WHERE name LIKE 'redrive%'")
+        return [name.removeprefix("redrive_") for (name,) in found]
+
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """What a user with the stdlib sees."""
+        """What a user with the driver alone sees."""
+        if is_postgres(self.path):
+            words = re.sub(r"\bredrive_(?=[a-z])", "redrive.", sql).replace("?", "%s")
+            with psycopg.connect(self.path) as server:
+                return server.execute(words.encode(), parameters or None).fetchall()
         connection = sqlite3.connect(self.path, timeout=30)
         try:
             return connection.execute(sql, parameters).fetchall()
@@ -130,10 +151,16 @@ class World:
 
     def durable_state(self) -> list[Any]:
         """Everything that settling writes, to see whether anybody settled anything in between."""
-        tables = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-        quiet = ("redrive_progress", "redrive_meta")  # leases are renewed, syncs counted
+        if is_postgres(self.path):
+            listing = "SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname IN ('public', 'redrive')"
+        else:
+            listing = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        tables = [name for (name,) in self.rows(f"{listing} ORDER BY 1")]
+        # Leases are renewed, syncs counted.
+        quiet = ("redrive_progress", "redrive_meta", "redrive.progress", "redrive.meta")
         progress = self.rows("SELECT subscription, position, epoch, applied, ignored, owner FROM redrive_progress")
-        return [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
+        found = [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
+        return [sorted(rows, key=repr) for rows in found]  # a table has no order of its own
 
     @property
     def acked(self) -> int:
@@ -158,7 +185,8 @@ class World:
         self.check_emissions(fates(said, fixed=fixed))
         self.check_ledger()
         assert self.rows("SELECT * FROM redrive_inflight") == [], "who completed is no longer suspected"
-        assert self.rows("PRAGMA integrity_check") == [("ok",)]
+        if not is_postgres(self.path):
+            assert self.rows("PRAGMA integrity_check") == [("ok",)]
 
     def check_log(self, said: Sequence[Said]) -> None:
         """The log holds what the producer said, once and in its order, and its own writes beside."""

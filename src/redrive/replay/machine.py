@@ -22,7 +22,7 @@ REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "9p", "fuse.ss
 FLEETING = {"tmpfs", "ramfs"}
 
 SAFE_SQLITE = (3, 51, 3)  # the first version whose checkpoints may race a writer
-POSTGRES_MIN = 14  # the oldest major version that we say we work with
+POSTGRES_MIN = 15  # the oldest major version that we say we work with
 
 
 def examine_file(store: Store, checkpoint_pages: int) -> Iterator[Found]:

@@ -96,6 +96,7 @@ def _prune_letters(operator: Operator, row: Subscribed, state: str, done: PruneP
     after, more = 0, True
     while more:
         with operator.store.transaction() as tx:
+            tx.sql.one("hold", {"subscription": row.id})
             progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
             page = _page(tx, row, progress, state, done.before, after, BATCH)
             going = [one for one in page if _may_go(one, state, asked)]

@@ -16,6 +16,7 @@ from redrive.replay.rewind import ranges
 from redrive.store.filters import Asked
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.store.pruned import keep_pruned, keep_pruned_upto, pruned_of, pruned_upto
+from redrive.store.sql import BOOKS
 
 BATCH = 1000  # events per transaction
 
@@ -96,6 +97,7 @@ def prune_events(store: Store, plan: EventPlan) -> EventPlan:
     more = plan.events > 0
     while more:
         with store.transaction() as tx:
+            _hold(tx, plan)
             upto = min(plan.upto, *(_still(tx, plan.number, row) for row in _readers(tx, plan)), plan.last)
             where = {"log": plan.number, "upto": upto, "last": plan.last, "limit": BATCH}
             positions = [position for (position,) in tx.sql.all("prune_events_page", where)]
@@ -110,6 +112,13 @@ def prune_events(store: Store, plan: EventPlan) -> EventPlan:
             keep_pruned_upto(tx, plan.number, max(positions[-1], pruned_upto(tx, plan.number)))
             tx.logs.spans.prune(positions[-1])
     return replace(plan, events=events, letters=letters)
+
+
+def _hold(tx: StoreTx, plan: EventPlan) -> None:
+    """Nobody who reads the log moves, and nobody begins to read it, until this batch is gone."""
+    for row in sorted(_readers(tx, plan), key=lambda row: row.id):
+        tx.sql.one("hold", {"subscription": row.id})
+    tx.sql.claim((BOOKS,))  # whoever registers a subscription claims them, too
 
 
 def _readers(tx: StoreTx, plan: EventPlan) -> list[Subscribed]:

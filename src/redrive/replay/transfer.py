@@ -61,7 +61,7 @@ def append(
     types.decode(event.type, event.schema, event.data_raw)  # what the program could not read is not appended
     with operator.store.transaction() as tx:
         _check_log(tx, log, create)
-        last = tx.logs.last(tx.logs.id_of(log))
+        last = _last(tx, log)
         rows, _ = tx.logs.append(log, [event])
         is_new = rows[0][0] > last
         if is_new:
@@ -162,7 +162,7 @@ def _store(
     conflicts: list[BadLine] = []
     try:
         with operator.store.transaction() as tx:
-            last = tx.logs.last(tx.logs.id_of(log))
+            last = _last(tx, log)
             positions, conflicts = _append(tx, log, events)
             if conflicts and not skip_bad:
                 raise _Stop
@@ -199,6 +199,13 @@ def _append(tx: StoreTx, log: str, events: list[tuple[int, NewEvent]]) -> tuple[
             conflicts.append(BadLine(number, str(error)))
         tx.keep()
     return positions, conflicts
+
+
+def _last(tx: StoreTx, log: str) -> int:
+    """The position above which everything is new, because nobody else appends from here on."""
+    number = tx.logs.id_of(log, create=True)
+    tx.sql.claim((number,))
+    return tx.logs.last(number)
 
 
 def _check_log(tx: StoreTx, log: str, create: bool) -> None:

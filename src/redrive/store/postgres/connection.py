@@ -33,6 +33,7 @@ _WORLD = {
     "40001", "40P01",  # a conflict with another transaction: once more is all it takes
     "55P03",  # a lock was not to be had in time
     "25006",  # the server takes no writes: a failover is under way
+    "25P03", "25P04",  # it waited too long for us
     "57P01", "57P02", "57P03", "57P04", "57P05",  # it was told to end the connection, or is starting
     "XX001", "XX002",  # its files are damaged
 }  # fmt: skip

@@ -112,6 +112,9 @@ ORDER BY position DESC LIMIT :limit
 
 -- ---------------------------------------------------------------- subscriptions and progress
 
+-- name: hold
+SELECT 1 FROM redrive_progress WHERE subscription = :subscription FOR UPDATE
+
 -- name: now
 -- The server's own, whatever the caller's clock says.
 SELECT redrive.clock() WHERE :now::float8 IS NOT NULL

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Seen = Counter[tuple[str, int]]  # rows by table and by what was done: 0 inserted, 1 updated, 2 deleted
 
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 
 class StageTx(PostgresTx):

@@ -38,8 +38,12 @@ from redrive.store.rehearsing import check_off_stage
 from redrive.store.sql import Row
 from redrive.store.writer import Writer
 
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+# READ WRITE is not said: a server in recovery would refuse that as a feature it lacks, not as a write it does not take.
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 BEGIN_LAZY = f"{BEGIN}; SET LOCAL synchronous_commit = off"  # may be lost with the machine, as a whole and in order
+# A worker that is stopped inside a transaction, or whose machine has left the network, keeps its subscription's row
+# locked, and nobody could take over. The server ends such a transaction, later than any function that is well takes.
+IDLE_LEASES, IDLE_SECONDS_MIN = 2, 5.0
 BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -61,17 +65,19 @@ class PostgresStore:
         *,
         busy_timeout: float = 10.0,
         pool_max: int = 10,
+        lease: float = 10.0,
         look_seconds: float = 0.05,
         inline: bool = False,
     ) -> None:
         self.url = shown(url)
         self._address = url
-        self._settings = (f"SET lock_timeout = {round(busy_timeout * 1000)}",)
+        self._settings = (f"SET lock_timeout = {_ms(busy_timeout)}",)
         self._busy_timeout, self._pool_max = busy_timeout, pool_max
         self._mutex = threading.Lock()  # of the writing connection
         self._alone = threading.Lock()  # of an append in its caller's thread
         self._held: dict[int, PostgresTx] = {}  # by thread
-        self._writing = self._open()
+        self._idle = f"SET idle_in_transaction_session_timeout = {_ms(max(IDLE_LEASES * lease, IDLE_SECONDS_MIN))}"
+        self._writing = self._open_writing()
         try:
             prepare(self._writing.connection, self.url)
         except BaseException as error:  # refused: leave nothing open behind
@@ -95,6 +101,9 @@ class PostgresStore:
 
     def _open(self) -> PostgresTx:
         return PostgresTx(open_connection(self._address, self._settings))
+
+    def _open_writing(self) -> PostgresTx:
+        return PostgresTx(open_connection(self._address, (*self._settings, self._idle)))
 
     # ------------------------------------------------------------ transactions
 
@@ -169,7 +178,7 @@ class PostgresStore:
             except psycopg.Error as error:
                 if not self._writing.connection.closed:
                     raise translated_error(error, self.url) from error
-        self._writing = self._open()
+        self._writing = self._open_writing()
         self._writing.control(begin)
         return self._writing
 
@@ -298,3 +307,8 @@ class PostgresStore:
 def _need_sync(tx: PostgresTx) -> None:
     """Write something, so that the commit syncs: an earlier copy may come from a transaction that did not wait."""
     tx.sql.one("pg_sync")
+
+
+def _ms(seconds: float) -> int:
+    """As the server takes it, 24 days at most."""
+    return min(max(1, round(1000 * seconds)), 2**31 - 1)

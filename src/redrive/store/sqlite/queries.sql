@@ -232,6 +232,10 @@ UPDATE redrive_progress SET position = :position, anchor = coalesce(:anchor, anc
        last_time_us = coalesce(:last_time_us, last_time_us)
 WHERE member = :member AND epoch = :epoch
 
+-- name: hold
+-- Nobody settles anything of a subscription, or operates on it, until the transaction ends. Here the write lock sees to it.
+SELECT 1 FROM redrive_progress WHERE subscription = :subscription
+
 -- name: lock_subscription
 -- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
 UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription

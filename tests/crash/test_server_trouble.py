@@ -1,0 +1,90 @@
+"""The Postgres server is killed, restarted, or ends connections: no attempt is spent, nothing is lost, work goes on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from processes import Child, Zygote, wait_until
+from world import World
+
+from redrive.testing.servers import Server
+
+TURNS = 5  # of trouble, in each test
+TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One whose commits survive its death."""
+    found = Server(durable=True)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def world(server: Server, zygote: Zygote, tmp_path: Path) -> Iterator[World]:
+    url = server.databases.make()
+    yield World(zygote, tmp_path, store=url, env={"REDRIVE_BUSY_TIMEOUT": "2s", "REDRIVE_CRASH_CHARGES_MAX": "3"})
+    server.databases.drop(url)
+
+
+def is_drained(world: World) -> bool:
+    try:
+        return world.is_drained()
+    except psycopg.OperationalError:  # ours was one of the connections
+        return False
+
+
+def started(world: World) -> Child:
+    """A worker that has begun: one that cannot reach its store at the start says so and ends."""
+    worker = world.worker()
+    assert world.producer(3).wait() == 0
+    wait_until(world.is_drained)
+    return worker
+
+
+def finish(world: World) -> None:
+    assert world.producer(3).wait() == 0
+    world.drain()
+    world.check()
+    attempts = "SELECT max(attempts) FROM redrive_letters WHERE state = 'applied'"
+    assert world.rows(attempts) <= [(3,)], "only the function's own failures are counted"
+    world.repair()
+    world.check(fixed=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGQUIT], ids=lambda number: number.name)
+def test_a_server_that_dies_and_comes_back_costs_nothing(server: Server, world: World, number: signal.Signals) -> None:
+    worker = started(world)
+    for turn in range(TURNS):
+        producer = world.producer(15)
+        wait_until(lambda: world.acked >= world.said - 12 + turn)  # noqa: B023
+        server.stop(number)
+        server.start()
+        assert producer.wait() == 0, producer.said
+        wait_until(lambda: is_drained(world))
+        assert not worker.ended, worker.said
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0, worker.said
+    finish(world)
+
+
+def test_connections_that_end_all_the_time_cost_nothing(server: Server, world: World) -> None:
+    worker, producer = started(world), world.producer(60)
+    name = world.path.rpartition("/")[2]
+    with psycopg.connect(server.url, autocommit=True) as administrator:
+
+        def strike() -> bool:
+            administrator.execute(TERMINATE, (name,))
+            return producer.ended
+
+        wait_until(strike, every=0.2)
+    assert producer.wait() == 0, producer.said
+    wait_until(lambda: is_drained(world))
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0, worker.said
+    finish(world)
