@@ -63,6 +63,7 @@ class Options:
     operate_every: float
     phase: float  # seconds of trouble before the faults stop
     faults: Faults
+    wait: float  # seconds before the next attempt; without any, a projection makes it in the same transaction
 
     @staticmethod
     def of(seed: int, **given: Any) -> Options:
@@ -101,6 +102,7 @@ class Options:
             operate_every=dice.choice([0.15, 0.4, 1.5]),
             phase=dice.uniform(2.5, 5.0),
             faults=USUAL.scaled(dice.choice([0.0, 0.5, 1.0, 2.0])),
+            wait=dice.choice([0.0, 0.1, 0.1]) if not handler else 0.1,
         )
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:
