@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from redrive import App, Ignore, RetryLater, VersionConflict, retry
 from redrive.observe import signals as sig
 from redrive.settings import Settings
+from redrive.store.sqlite.store import SqliteStore
 from redrive.testing import Harness, failpoint
 from tests.runner.conftest import Start
 
@@ -169,3 +172,32 @@ def test_what_was_not_committed_has_not_been_tried(app: App, harness: Harness) -
     assert [letter.attempts for letter in harness.letters("dead")] == [3]
     assert [row[0] for row in harness.query(HISTORY)] == [1, 2, 3]
     assert len(flaky.calls) > 3
+
+
+def test_many_turns_share_the_sync_that_dead_letters_need_before_they_are_told(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"), settings=Settings(batch_max=10))
+    told: list[Any] = []
+    syncs: list[int] = []
+    app.listen(lambda batch: told.extend(batch))
+
+    @app.projection(app.log("orders"), order="none", retry=AT_ONCE)
+    def project(event, tx):
+        if event.data % 10 == 0:
+            raise OSError("poison")
+
+    app.log("orders").append_many([{"type": "order.placed", "data": number} for number in range(1000)])
+    sync = SqliteStore.sync
+
+    def counted(store: SqliteStore) -> None:
+        syncs.append(sum(isinstance(one, sig.Buried) for one in told))
+        sync(store)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqliteStore, "sync", counted)
+        asyncio.run(app.serve(until_idle=True))
+    app.close()
+    assert len([one for one in told if isinstance(one, sig.Buried)]) == 100
+    positions = [one.position for one in told if isinstance(one, sig.Settled)]
+    assert positions == sorted(positions) and len(positions) == 100
+    assert 1 <= len(syncs) < 100  # fewer than turns
+    assert syncs[0] == 0  # nothing was told before the first
