@@ -41,8 +41,8 @@ class WrongTotals(AssertionError):
 
 
 def is_poison(data: dict[str, Any]) -> bool:
-    """Evenly spread, so that every batch has its share."""
-    return int(data["seq"]) % POISON_EVERY == POISON_EVERY // 2
+    """By chance, so that no distance between two of them happens to fit what a contestant does between failures."""
+    return int(data["amount"]) % POISON_EVERY == POISON_EVERY // 2
 
 
 def orders(n: int, seed: int = 7) -> list[Order]:

@@ -87,11 +87,13 @@ def projection(folder: Path, template: str, n: int, stride: int = 0) -> Figures:
     return figures
 
 
-def unordered(folder: Path, template: str, n: int, poison: bool, order: str = "none", stride: int = 0) -> Figures:
+def unordered(
+    folder: Path, template: str, n: int, poison: bool, order: str = "none", stride: int = 0, wait: str = "0s"
+) -> Figures:
     """The same function twice: with poison in it, or reading the same events without."""
     _set_stride(stride)
     app = App(copied(template, folder))
-    rule = retry(attempts=ATTEMPTS, wait="10ms", wait_max="20ms")
+    rule = retry(attempts=ATTEMPTS, wait=wait, wait_max=wait)
 
     @app.projection(app.log("orders"), tables=["totals"], order=order, retry=rule)  # type: ignore[arg-type]
     def totals(event: Any, tx: Any) -> None:

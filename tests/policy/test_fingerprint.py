@@ -8,7 +8,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.policy.fingerprint import fingerprint, normalise
+from redrive.policy.fingerprint import _digest, fingerprint, normalise
 
 STACK = [("shop.payments", "charge"), ("shop.bank", "post")]
 
@@ -89,6 +89,12 @@ def test_a_lone_surrogate_in_a_message_does_no_harm() -> None:
 @given(st.text(st.characters() | st.sampled_from("0123456789abcdef-'.")))
 def test_no_digit_survives_normalising(message: str) -> None:
     assert not any(letter.isdecimal() for letter in normalise(message))
+
+
+@given(st.text(st.characters() | st.sampled_from("0123456789abcdef-'.\"`_ "), max_size=200))
+def test_what_is_remembered_of_one_number_holds_for_another(message: str) -> None:
+    assert fingerprint("E", STACK, message) == fingerprint("E", STACK, message.replace("7", "3"))
+    assert fingerprint("E", STACK, message) == _digest("E", tuple(STACK), normalise(message))
 
 
 def test_an_apostrophe_is_not_a_quote() -> None:

@@ -38,7 +38,7 @@ from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Engine, Work
 from redrive.runner.handle import Handling, Round
 from redrive.runner.leases import lease_of
-from redrive.runner.settle import Settling
+from redrive.runner.settle import Settling, tell
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.port import StoreTx, Subscribed
@@ -388,6 +388,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
             result.reruns += [(work, 0.01) for work in good[1:]]
             return
         settling.learn(0.0)
+        tell(settling)
 
     patch.setattr(Handling, "_settle", crude)
 

@@ -8,7 +8,7 @@ stop, a store that is down, a conflict that a re-run can cure).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from redrive.policy import action as act
 from redrive.policy import outcome as out
@@ -29,8 +29,7 @@ class Policy:
     crash_charges_max: int = 3  # one death may be the deploy, two a coincidence; the third time it is the event
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """The circumstances of one call, so that the branches below read as sentences."""
 
     attempt: int  # the number of this attempt; the first is 1

@@ -43,7 +43,7 @@ def fingerprint(error_type: str, frames: Iterable[tuple[str, str]], message: str
     True
     """
     # A function counts once: the depth at which a recursion gave up says nothing about the bug.
-    normalised = _remembered(message) if len(message) <= _REMEMBERED_MAX else normalise(message)
+    normalised = _alike(message) if len(message) <= _REMEMBERED_MAX else normalise(message)
     return _digest(error_type, tuple(dict.fromkeys(frames)), normalised)
 
 
@@ -60,3 +60,9 @@ def normalise(message: str) -> str:
 
 
 _remembered = lru_cache(1024)(normalise)
+_DIGITS_ALIKE = str.maketrans("123456789", "000000000")
+
+
+def _alike(message: str) -> str:
+    """The same, remembered: no digit survives, the patterns do not tell them apart, and often nothing else differs."""
+    return _remembered(message.translate(_DIGITS_ALIKE))

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from redrive.context import Escalate, Tx
-from redrive.errors import BadKey, Ignore, Reject, RetryLater, Undecodable, VersionConflict
+from redrive.errors import BadKey, EventError, Ignore, Reject, RetryLater, Undecodable, Verdict, VersionConflict
 from redrive.event import Event
 from redrive.policy import outcome as out
 from redrive.policy.fingerprint import fingerprint
@@ -22,19 +22,30 @@ from redrive.types import EventTypes
 
 TEXT_MAX = 8192  # bytes of an error's text that a letter keeps; an exception may hold 100 MB
 FRAMES_MAX = 50
+REMEMBERED_MAX = 200  # characters of a message worth remembering until the next attempt
 CAUSES_MAX = 4  # a chain of causes longer than this is a loop
+
+_SPECIAL = (Verdict, EventError, SystemExit, KeyboardInterrupt)  # nearly all errors are none of these
 
 IsTheWorld = Callable[[BaseException], bool]
 
 
 def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
     """An exception as text, built defensively: `__str__` may raise, lie or be endless."""
-    cls, message = type(error), _text(error, limit)
-    stack, path = _stack(_places(error.__traceback__))
-    causes = "" if _cause(error) is None else _causes(error, limit)
-    trace = _storable(f"{causes}{stack}{cls.__qualname__}: {message}"[-limit:].rstrip(), limit)
-    name, stored_name = _name(cls.__module__, cls.__qualname__)
+    cls, message, places = type(error), _text(error, limit), _places(error.__traceback__)
+    if _cause(error) is None and len(message) <= REMEMBERED_MAX:
+        return _described(cls.__module__, cls.__qualname__, message, places, limit)
+    return _describe(cls.__module__, cls.__qualname__, message, places, limit, _causes(error, limit))
+
+
+def _describe(module: str, kind: str, message: str, places: Places, limit: int, causes: str = "") -> Failure:
+    stack, path = _stack(places)
+    trace = _storable(f"{causes}{stack}{kind}: {message}"[-limit:].rstrip(), limit)
+    name, stored_name = _name(module, kind)
     return Failure(stored_name, message, trace, fingerprint(name, path, message))
+
+
+_described = lru_cache(64)(_describe)  # the next attempt fails like the one before
 
 
 @lru_cache(256)
@@ -98,7 +109,7 @@ def _stack(places: Places) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def _causes(error: BaseException, limit: int) -> str:
-    """The tracebacks of what led to an error, first cause first."""
+    """The tracebacks of what led to an error, first cause first; nothing if nothing did."""
     chain: list[BaseException] = [error]
     while len(chain) < CAUSES_MAX and (cause := _cause(chain[-1])) and not any(cause is link for link in chain):
         chain.append(cause)
@@ -118,6 +129,10 @@ def _cause(error: BaseException) -> BaseException | None:
 
 def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 0, limit: int = TEXT_MAX) -> Outcome:
     """What an exception means for the event that raised it."""
+    if not isinstance(
+        error, _SPECIAL
+    ):  # CancelledError raised by the function itself is its failure; ours never gets here
+        return out.StoreDown(error) if is_the_world(error) else out.Failed(error, describe(error, limit))
     match error:
         case Ignore(reason=reason):
             return out.Ignored(reason)
@@ -135,7 +150,7 @@ def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 
             return out.STOPPED
         case _ if is_the_world(error):
             return out.StoreDown(error)
-        case _:  # CancelledError raised by the function itself is its failure; ours never gets here
+        case _:
             return out.Failed(error, describe(error, limit))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from redrive.errors import Fenced, Halted
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.observe.signals import Signals
+from redrive.policy.action import Park
 from redrive.policy.lanes import Head, Lanes, rebased
 from redrive.policy.lease import Lease, is_crash
 from redrive.policy.outcome import Crashed, Outcome
@@ -52,6 +53,14 @@ class Engine:
     worker: str
 
 
+class Tried(NamedTuple):
+    """An attempt that failed and was followed by the next at once."""
+
+    attempt: int
+    action: Park
+    outcome: Outcome
+
+
 class Work(msgspec.Struct, eq=False):
     """One event on its way through one attempt. A Struct, because one is made per event."""
 
@@ -70,6 +79,7 @@ class Work(msgspec.Struct, eq=False):
     follow: bool = False  # queue behind the head of the lane
     chained: bool = False  # one of several followers; the last one frees the lane
     alone: bool = False  # runs behind an in-flight mark
+    earlier: tuple[Tried, ...] = ()  # attempts of the same transaction: failed, and the next was not to wait
 
 
 class Duty:

@@ -17,7 +17,7 @@ from redrive.policy.lanes import Head
 from redrive.runner.call import attempt, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
-from redrive.runner.settle import Settling, StateConflict, decision
+from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.sql import Row
 
 SPAN = 10  # how many windows of settled events may lie above the oldest unsettled one
@@ -158,6 +158,7 @@ class Handling:
             settling = self._write(group, result, isolate=True)
         hit("round.committed")
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
+        tell(settling)
 
     def _write(self, group: list[Work], result: Round, *, isolate: bool) -> Settling:
         result.clear()

@@ -12,18 +12,20 @@ from contextlib import suppress
 from typing import Any
 
 from redrive.context import SAME_KEY, Escalate, Tx
-from redrive.errors import StoreError, UsageError
+from redrive.errors import RedriveError, StoreError, UsageError
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.policy import action as act
 from redrive.policy import outcome as out
+from redrive.policy.action import Action
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
+from redrive.runner.at_once import try_at_once
 from redrive.runner.batch import Batch, Span, Turn
 from redrive.runner.call import attempt, attempt_each, attempt_rows, outcome_of
 from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
-from redrive.runner.settle import Settling, decision
+from redrive.runner.settle import Settling, decision, tell
 from redrive.runner.strides import Pace, attempt_strides
 from redrive.store.port import Function, StoreTx
 from redrive.store.sql import Row
@@ -52,6 +54,7 @@ class Projector:
         self._settling: Settling | None = None
         self._in_strides = 0  # batches left to run in strides, because one failed lately
         self._pace = Pace()
+        self._untold: list[Settling] = []  # committed, with dead letters in it that are not durable yet
         self._escalating = False  # an emission asked for the durable connection
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
@@ -63,9 +66,14 @@ class Projector:
         """
         store, clock = self.duty.engine.store, self.duty.engine.env.clock
         until = clock.monotonic() + TURNS_TIME_MAX
-        turn = self.turn()
-        while turn.goes_on and clock.monotonic() < until and not store.is_wanted and not stopping():
-            turn = self.turn(letters=False)
+        try:
+            turn = self.turn()
+            while turn.goes_on and clock.monotonic() < until and not store.is_wanted and not stopping():
+                turn = self.turn(letters=False)
+        except RedriveError:  # what was committed before it is to be told all the same
+            self._announce()
+            raise
+        self._announce()
         return turn
 
     def turn(self, *, letters: bool = True) -> Turn:
@@ -197,7 +205,8 @@ class Projector:
             if failed is not None:
                 self._pace.failed()
                 self._in_strides = STRIDES_AFTER_FAILURE
-                if not self._settle_bad(settling, failed, turn):
+                action = try_at_once(duty, tx, failed, lambda work: self._call(tx, user, work), late)
+                if not self._settle_bad(settling, failed, action, turn):
                     return done
                 done += 1
                 if duty.subscription.order == "total" and settling.parking:
@@ -320,11 +329,13 @@ class Projector:
 
     def _outcome(self, work: Work, error: BaseException) -> Outcome:
         engine = self.duty.engine
-        if isinstance(error, SystemExit | KeyboardInterrupt):
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
             engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
-        reruns, limit = self._reruns.get(work.position, 0), engine.settings.error_text_max
-        outcome = outcome_of(error, engine.store.is_the_world, reruns=reruns, limit=limit)
         self._unless_the_world(error)
+        reruns, limit = self._reruns.get(work.position, 0), engine.settings.error_text_max
+        outcome = outcome_of(error, _never, reruns=reruns, limit=limit)
+        if self.duty.subscription.on_error is None:  # nobody will look at it again; it holds our frames, which hold it
+            error.__traceback__ = None
         return outcome
 
     def _unless_the_world(self, error: BaseException) -> None:
@@ -332,9 +343,8 @@ class Projector:
         if self.duty.engine.store.is_the_world(error):
             raise StoreError(f"{self.duty.subscription.name}: {error}") from error
 
-    def _settle_bad(self, settling: Settling, work: Work, turn: Turn) -> bool:
+    def _settle_bad(self, settling: Settling, work: Work, action: Action, turn: Turn) -> bool:
         """Write a failed event's fate; False if it must be run again later, with nothing written."""
-        action = decision(self.duty, work)
         match action:
             case act.Rerun(wait):
                 self._reruns[work.position] = self._reruns.get(work.position, 0) + 1
@@ -433,7 +443,9 @@ class Projector:
             good = self._call(tx, user, work)
             if not good:
                 tx.undo()
-            settled = settling.commit(work) if good else self._settle_bad(settling, work, turn)
+            settled = (
+                settling.commit(work) if good else self._settle_bad(settling, work, decision(self.duty, work), turn)
+            )
             if good and not settled:  # an operator was faster: the effects are dropped
                 tx.undo()
             tx.keep()
@@ -463,7 +475,21 @@ class Projector:
         self._settling.emit(event.position, emission)
 
     def _after(self, settling: Settling, started: float) -> None:
-        """Committed. A dead letter is announced only when it survives a power cut."""
-        if settling.buried and not self.duty.durable:
-            self.duty.engine.store.sync()
+        """Committed. A dead letter is announced only when it survives a power cut, and nothing overtakes it."""
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
+        if self._untold or (settling.buried and not self.duty.durable):
+            self._untold.append(settling)
+        else:
+            tell(settling)
+
+    def _announce(self) -> None:
+        """Many turns, one sync."""
+        untold, self._untold = self._untold, []
+        if untold:
+            self.duty.engine.store.sync()
+        for settling in untold:
+            tell(settling)
+
+
+def _never(_: BaseException) -> bool:
+    return False

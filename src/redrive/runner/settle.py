@@ -97,7 +97,9 @@ class Settling:
 
     def commit(self, work: Work) -> bool:
         """The function applied the event. False: an operator settled the letter first, drop the effects."""
-        if work.head is not None and not self._end_letter(work, "applied", "retry"):
+        if work.earlier:
+            self._become_letter(work)
+        if work.head is not None and not self._end_letter(work, work.head, "applied", "retry"):
             return False
         if work.head is None:
             self.applied += 1
@@ -127,7 +129,7 @@ class Settling:
             self._states.pop()
         if work.alone:
             self.tx.keyed.ran(self.duty.member, work.position)
-        self._history(work.head.letter, work, "lost to an operator", NO_FAILURE)
+        self._history(work.head.letter, work.attempt, "lost to an operator", NO_FAILURE)
 
     def write(self, work: Work, action: Action) -> bool:
         """Any fate but `Rerun`, `Defer` and `Halt`, which write nothing."""
@@ -135,10 +137,11 @@ class Settling:
             return self.commit(work)
         if work.alone:
             self.tx.keyed.ran(self.duty.member, work.position)
+        written = self._intake(work, action) if work.head is None else self._retry(work, action, work.head)
         if isinstance(work.outcome, out.Failed):
             assert work.event is not None
             self.failed.append((work.event, work.outcome.error))
-        return self._intake(work, action) if work.head is None else self._retry(work, action, work.head)
+        return written
 
     def follow(self, work: Work) -> None:
         """Queue an event behind the head of its lane, by reference."""
@@ -160,25 +163,43 @@ class Settling:
         event = work.event
         assert event is not None
         if isinstance(action, act.Ignore):
+            if work.earlier:
+                return self._end_letter(work, self._become_letter(work), "discarded", "ignore verdict")
             self.ignored += 1
             self._take(work)
             return True
-        state, change, failure = _fate(action)
-        reason, due_at, delay = change["reason"], change.get("due_at", 0.0), change.get("delay", 0.0)
-        letter = self.tx.letters.add(
-            self.duty.id, (event.position, event.id, event.type, work.key), work.lane, state, reason=reason,
-            failure=failure, attempts=work.attempt, due_at=due_at, delay=delay, now=self.now,
-            resolved_by=change.get("resolved_by"),
-        )  # fmt: skip
-        self._history(letter, work, reason, failure)
-        self._take(work)
-        self._tell(letter, work, action, failure)
-        if state != "discarded":
-            head = Head(
-                event.position, letter, state, due_at, self.now, delay, 0, work.attempt, 0, self._edits(work.position)
-            )
+        head = self._add_letter(work, work.attempt, action)
+        _, change, failure = _fate(action)
+        self._history(head.letter, work.attempt, change["reason"], failure)
+        self._tell(head.letter, work, work.attempt, action, failure)
+        if head.state != "discarded":
             self._put_new(work.lane, head)
         return True
+
+    def _add_letter(self, work: Work, attempt: int, action: Action) -> Head:
+        """A letter for an event that is taken in, with the attempts before this one that did not have to wait."""
+        event = work.event
+        assert event is not None
+        state, change, failure = _fate(action)
+        due_at, delay = change.get("due_at", 0.0), change.get("delay", 0.0)
+        letter = self.tx.letters.add(
+            self.duty.id, (event.position, event.id, event.type, work.key), work.lane, state, reason=change["reason"],
+            failure=failure, attempts=attempt, due_at=due_at, delay=delay, now=self.now,
+            resolved_by=change.get("resolved_by"),
+        )  # fmt: skip
+        self._take(work)
+        for tried in work.earlier:
+            self._history(letter, tried.attempt, act.FAILING, tried.action.failure)
+            self._tell(letter, work, tried.attempt, tried.action, tried.action.failure)
+            if isinstance(tried.outcome, out.Failed):
+                self.failed.append((event, tried.outcome.error))
+        return Head(event.position, letter, state, due_at, self.now, delay, 0, attempt, 0, self._edits(work.position))
+
+    def _become_letter(self, work: Work) -> Head:
+        """Attempts at intake failed, the next one ended it: it was a letter for that moment, and is kept as one."""
+        last = work.earlier[-1]
+        work.head = self._add_letter(work, last.attempt, last.action)
+        return work.head
 
     def _write_gathered(self) -> None:
         """A statement for many letters. An operator was faster with one of them? Then each by itself, to see which."""
@@ -197,7 +218,7 @@ class Settling:
 
     def _retry(self, work: Work, action: Action, head: Head) -> bool:
         if isinstance(action, act.Ignore):
-            return self._end_letter(work, "discarded", "ignore verdict")
+            return self._end_letter(work, head, "discarded", "ignore verdict")
         if self._gathers and not isinstance(action, act.Discard):
             self._retries.append((work, action, head))
             return True
@@ -207,10 +228,10 @@ class Settling:
     def _learn_retry(self, work: Work, action: Action, head: Head, *, found: bool) -> bool:
         """The attempt of a letter failed, which is written if it was `found`: history, signals, lanes."""
         state, change, failure = _fate(action)
-        self._history(head.letter, work, change["reason"] if found else "lost to an operator", failure)
+        self._history(head.letter, work.attempt, change["reason"] if found else "lost to an operator", failure)
         if not found:
             return False
-        self._tell(head.letter, work, action, failure)
+        self._tell(head.letter, work, work.attempt, action, failure)
         if state == "discarded":
             self._next_head(work)
         else:
@@ -222,12 +243,11 @@ class Settling:
             self._puts.append(_Put(work.lane, new, 0, head.letter))
         return True
 
-    def _end_letter(self, work: Work, state: str, how: str) -> bool:
-        head = work.head
-        assert head is not None and work.event is not None
+    def _end_letter(self, work: Work, head: Head, state: str, how: str) -> bool:
+        assert work.event is not None
         resolved_by = "replay" if head.replaying else how
         found = self.tx.letters.settle(head, state, work.attempt, self.now, resolved_by)
-        self._history(head.letter, work, state if found else "lost to an operator", NO_FAILURE)
+        self._history(head.letter, work.attempt, state if found else "lost to an operator", NO_FAILURE)
         if found:
             self._next_head(work)
             replayed = bool(head.replaying)
@@ -317,7 +337,7 @@ class Settling:
         progress.advance(change)
 
     def learn(self, seconds: float) -> None:
-        """The commit is known: the caches may change now, and listeners hear of it."""
+        """The commit is known: the caches may change now."""
         assert self._plan is not None
         duty = self.duty
         duty.window.commit(self._plan)
@@ -336,14 +356,8 @@ class Settling:
             self.signals.append(settled)
         if self.followers:
             self.signals.append(sig.Parked(duty.subscription.name, self.followers))
-        engine = duty.engine
-        engine.signals.tell(self.signals)
         for log in self.logs:
-            engine.appended(log)
-        hook = duty.subscription.on_error
-        if hook is not None:
-            for event, error in self.failed:
-                engine.signals.call(hook, event, error)
+            duty.engine.appended(log)
 
     # ------------------------------------------------------------ bookkeeping
 
@@ -367,21 +381,21 @@ class Settling:
         """An event that was edited before a rebuild comes round with its edit; so does its new letter."""
         return self.duty.edits[position][0] if self.duty.edits and position in self.duty.edits else 0
 
-    def _history(self, letter: int, work: Work, outcome: str, failure: Failure) -> None:
+    def _history(self, letter: int, attempt: int, outcome: str, failure: Failure) -> None:
         if self._gathers:
-            self._attempts.append((letter, work.attempt, outcome, failure))
+            self._attempts.append((letter, attempt, outcome, failure))
         else:
-            self._log_attempts([(letter, work.attempt, outcome, failure)])
+            self._log_attempts([(letter, attempt, outcome, failure)])
 
     def _log_attempts(self, attempts: list[Attempted]) -> None:
         self.tx.letters.log_attempts(attempts, self.now, self.duty.engine.worker)
 
-    def _tell(self, letter: int, work: Work, action: Action, failure: Failure) -> None:
+    def _tell(self, letter: int, work: Work, attempt: int, action: Action, failure: Failure) -> None:
         event = work.event
         assert event is not None
         name = self.duty.subscription.name
         error = (failure.error_type, failure.message, failure.fingerprint)
-        common = (name, event.id, event.type, event.position, letter, work.attempt, *error)
+        common = (name, event.id, event.type, event.position, letter, attempt, *error)
         match action:
             case act.Park(delay=delay):
                 self.signals.append(sig.Retried(*common, delay))
@@ -394,6 +408,15 @@ class Settling:
                 details = {"event": event.id, "position": event.position, "reason": reason, "rule": rule}
                 self.tx.books.audit(self.now, "rule", "discard", name, f"letter {letter}", rule, details)
                 self.signals.append(sig.Discarded(*common, rule))
+
+
+def tell(settling: Settling) -> None:
+    """Listeners hear of what was committed; of a dead letter only when it survives a power cut."""
+    signals, hook = settling.duty.engine.signals, settling.duty.subscription.on_error
+    signals.tell(settling.signals)
+    if hook is not None:
+        for event, error in settling.failed:
+            signals.call(hook, event, error)
 
 
 def _position(work: Work) -> int:

@@ -1,7 +1,7 @@
 """Strides: events of a projection that share a savepoint, and how many of them should.
 
-A savepoint costs as much as half a call; a failure costs the calls before it in its stride, which are made again.
-With one failure in n events the sum of both is least at about the square root of n.
+A savepoint costs as much as one call or two; a failure costs the calls before it in its stride, which are made again.
+With one failure in n events the sum of both is least at about the square root of 3n.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pace:
     @property
     def stride(self) -> int:
         """Events to run behind one savepoint."""
-        return max(STRIDE_MIN, min(STRIDE_MAX, isqrt(max(self._apart, self._since))))
+        return max(STRIDE_MIN, min(STRIDE_MAX, isqrt(3 * max(self._apart, self._since))))
 
     def ran(self, count: int) -> None:
         """So many events went well."""

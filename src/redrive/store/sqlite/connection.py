@@ -39,8 +39,10 @@ _WORLD = {
 
 def is_the_world(error: BaseException) -> bool:
     """Is this error about the disk, the lock or the file rather than about a statement?"""
+    if not isinstance(error, sqlite3.Error):
+        return False
     code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, sqlite3.Error) and code is not None and code & 0xFF in _WORLD
+    return code is not None and code & 0xFF in _WORLD
 
 
 def translate(error: sqlite3.Error, path: str) -> StoreError:

@@ -65,6 +65,7 @@ class Options:
     faults: Faults
     partitions: int
     repartition: int  # how many there are after the second half of the trouble began
+    wait: float  # seconds before the next attempt; without any, a projection makes it in the same transaction
 
     @staticmethod
     def of(seed: int, **given: Any) -> Options:
@@ -105,6 +106,7 @@ class Options:
             faults=USUAL.scaled(dice.choice([0.0, 0.5, 1.0, 2.0])),
             partitions=dice.choice([1, 1, 1, 2, 3]),
             repartition=dice.choice([1, 2, 3]),
+            wait=dice.choice([0.0, 0.1, 0.1]) if not handler else 0.1,
         )
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:

@@ -96,7 +96,7 @@ class Workload:
         source, out = app.log("in"), app.log("out")
         common: dict[str, Any] = {
             "name": NAME, "order": self.options.order, "letters": rules(discard=["junk"]),
-            "retry": retry(attempts=self.options.attempts, wait="100ms", wait_max="300ms"),
+            "retry": retry(attempts=self.options.attempts, wait=self.options.wait, wait_max="300ms"),
             "key_by": {"": None, "field": "k", "function": self._key}[self.options.key_by],
         }  # fmt: skip
         if self.options.tail:

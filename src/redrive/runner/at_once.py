@@ -1,0 +1,49 @@
+"""Attempts that do not have to wait: made where the first one failed, in its transaction.
+
+A transaction for each of them would cost more than the calls and find nothing changed. None is lost and none counted
+twice: they are written with the event's fate, or the whole transaction is not, and the event is taken in anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from redrive.policy import action as act
+from redrive.policy import outcome as out
+from redrive.policy.action import Action
+from redrive.runner.duty import Duty, Tried, Work
+from redrive.runner.settle import decision
+from redrive.store.port import StoreTx
+
+
+def try_at_once(duty: Duty, tx: StoreTx, work: Work, call: Callable[[Work], bool], late: Callable[[], bool]) -> Action:
+    """What is to be done about a failed event, after those of its attempts that do not have to wait.
+
+    When it is late, or the next attempt is not to count, that one is left to the letter.
+    """
+    action = decision(duty, work)
+    if not _is_due(work, action):
+        return action
+    tx.savepoint()
+    while isinstance(action, act.Park) and _is_due(work, action) and not late():
+        assert work.event is not None and work.outcome is not None
+        tried = Tried(work.attempt, action, work.outcome)
+        work.event.forget()  # the function must not see its own changes
+        work.attempt, work.outcome = work.attempt + 1, None
+        if call(work):
+            following: Action = act.COMMIT
+        else:
+            tx.undo()
+            following = decision(duty, work)
+        if isinstance(following, act.Rerun | act.Defer | act.Halt):
+            work.attempt, work.outcome = tried.attempt, tried.outcome
+            break
+        work.earlier, action = (*work.earlier, tried), following
+    tx.keep()
+    return action
+
+
+def _is_due(work: Work, action: Action) -> bool:
+    """After a crash each attempt is made alone; and a verdict asks for some other time, however soon."""
+    at_once = isinstance(action, act.Park) and action.delay == 0.0
+    return at_once and isinstance(work.outcome, out.Failed) and not work.alone
