@@ -116,7 +116,7 @@ def look(folder: Path, template: str, n: int) -> Figures:
     which = list(itertools.product(("dead", "retrying"), (None, 1), (0, n // 2)))
     pages = [timed(partial(_page, *one)) for one in which]
     by_id = timed(lambda tx: _one(tx, dice.randrange(1, n)))
-    by_event = timed(lambda tx: tx.sql.all("letter_of_event", {"event_id": dice.choice(some)}))
+    by_event = timed(lambda tx: tx.sql.all("select_by_event", {"start": dice.choice(some), "limit": 2}))
     stats = timed(lambda tx: tx.sql.all("letter_counts"))
     app.close()
     return {"n": n, "page_ms": max(pages), "by_id_ms": max(by_id, by_event), "stats_ms": stats}

@@ -52,6 +52,7 @@ EVENTS = "SELECT {} FROM redrive_events"
 NAMES = ["SELECT name FROM redrive_subscriptions"]
 LOOKS: dict[str, tuple[list[str], list[str]]] = {
     "status": ([], NAMES),
+    "workers": ([], []),
     "verify": ([], NAMES),
     "dlq list": (
         ["--limit", "1000"],

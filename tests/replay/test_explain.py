@@ -222,7 +222,8 @@ def test_listings_agree_with_a_plain_look_at_the_log(bank: Any) -> None:
         bank.harness.append(log, f"t.{number % 4}", {}, key=f"k{number % 2}" if number % 5 else None)
         bank.harness.advance("1m")
     everything = bank.harness.query(
-        "SELECT e.position, l.name, e.type, e.key, e.time_us FROM redrive_events e JOIN redrive_logs l ON l.id = e.log"
+        "SELECT e.position, l.name, e.type, e.key, e.time_us FROM redrive_events e JOIN redrive_logs l ON l.id = e.log "
+        "ORDER BY e.position"
     )
     store, middle = bank.app.runtime.store, everything[15][4] / 1e6
     for wanted in (
@@ -265,7 +266,7 @@ def test_lanes_are_listed_as_their_letters_lie_whatever_happened_to_them(bank: A
         bank.check_sound()
         counted = bank.harness.query(
             "SELECT s.name, lane, count(*) - 1, min(position) FROM redrive_letters l JOIN redrive_subscriptions s "
-            "ON s.id = l.subscription WHERE lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY s.id, lane "
+            "ON s.id = l.subscription WHERE lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY s.id, s.name, lane "
             "ORDER BY count(*) DESC, min(position), s.id"
         )
         assert [(one.subscription, one.lane, one.waiting, one.head.position) for one in lanes(store)] == counted

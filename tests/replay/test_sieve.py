@@ -14,6 +14,8 @@ from redrive.replay.select import Selection, select
 from redrive.store import sieve
 from redrive.testing import Harness
 
+pytestmark = pytest.mark.sqlite("there is no sieve where transactions write side by side")
+
 SAYINGS = [
     "the bank refused order {}",
     "Größe {} ist zu groß",

@@ -13,6 +13,8 @@ from redrive.replay.events import EventRow, Wanted, following, newest
 from redrive.replay.prune import What
 from redrive.store import spans
 
+pytestmark = pytest.mark.sqlite("there are no spans where transactions append side by side")
+
 DAY = 86_400.0
 
 
