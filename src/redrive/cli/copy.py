@@ -89,7 +89,7 @@ def _report(result: Copied, source: str, target: str) -> None:
         ("audit", f"{plural(result.audit.rows, 'row')}, each fits the one before it"),
     ])  # fmt: skip
     for name in result.rebuild:
-        say(f"the tables of {plain(name)} are not there yet: redrive rebuild {plain(name)} --app MODULE:APP --yes")
+        say(f"its tables are empty: redrive rebuild {plain(name)} --app MODULE:APP")
 
 
 def _accounts(result: Copied) -> str:
