@@ -90,3 +90,12 @@ class RetryLater(Verdict):
     def __init__(self, after: str | float = "", reason: str = "") -> None:
         super().__init__(reason)
         self.after = duration(after) if after != "" else None
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Did the database end one of two transactions that were in each other's way? Then once more is all it takes."""
+    while error is not None:
+        if str(getattr(error, "sqlstate", None) or "").startswith("40"):  # SQL's own class for it: rolled back
+            return True
+        error = error.__cause__
+    return False

@@ -33,6 +33,11 @@ FLAKES = 2  # calls that fail; a projection's batch that fails is run again at o
 RETRY = retry(attempts=3, wait="1ms", wait_max="2ms", jitter=0.0)
 
 
+def partitions() -> int:
+    """Asked when an app is built: the processes are forked, each with an environment of its own."""
+    return int(os.environ.get("CRASH_PARTITIONS", "1"))
+
+
 def rows_of(path: str) -> str:
     """The columns of a table whose rows are counted as they come."""
     if is_postgres(path):
@@ -100,10 +105,10 @@ def build(path: str, flakes: str, fixed: bool = False, signals: str = "") -> App
 
 
 def add_projections(app: App, functions: Functions) -> None:
-    orders, rows = app.log("orders"), rows_of(app.runtime.address)
+    orders, rows, parts = app.log("orders"), rows_of(app.runtime.address), partitions()
     totals = "key TEXT PRIMARY KEY, cents INTEGER NOT NULL"
 
-    @app.projection(orders, "paid", tables={"balance": totals, "balance_rows": rows}, retry=RETRY)
+    @app.projection(orders, "paid", tables={"balance": totals, "balance_rows": rows}, retry=RETRY, partitions=parts)
     def balance(event: Event[Any], tx: Tx) -> None:
         functions.meet("balance", event)
         tx.execute(
@@ -113,36 +118,36 @@ def add_projections(app: App, functions: Functions) -> None:
         )
         tx.execute(insert("balance"), row(event))
 
-    @app.projection(orders, "paid", tables={"listing_rows": rows}, batch=True, retry=RETRY)
+    @app.projection(orders, "paid", tables={"listing_rows": rows}, batch=True, retry=RETRY, partitions=parts)
     def listing(events: list[Event[Any]], tx: Tx) -> None:
         for event in events:
             tx.execute(insert("listing"), row(event))
             functions.meet("listing", event)
 
-    @app.projection(orders, "paid", tables={"relay_rows": rows}, retry=RETRY)
+    @app.projection(orders, "paid", tables={"relay_rows": rows}, retry=RETRY, partitions=parts)
     def relay(event: Event[Any], tx: Tx) -> None:
         tx.execute(insert("relay"), row(event))
         tx.emit(app.log("relayed"), "relayed", event.data)
         functions.meet("relay", event)
 
-    @app.projection(orders, "paid", tables={"loose_rows": rows}, order="none", retry=RETRY)
+    @app.projection(orders, "paid", tables={"loose_rows": rows}, order="none", retry=RETRY, partitions=parts)
     def loose(event: Event[Any], tx: Tx) -> None:
         functions.meet("loose", event)
         tx.execute(insert("loose"), row(event))
 
-    @app.projection(orders, "paid", tables={"calm_rows": rows})
+    @app.projection(orders, "paid", tables={"calm_rows": rows}, partitions=parts)
     def calm(event: Event[Any], tx: Tx) -> None:
         tx.execute(insert("calm"), row(event))  # never fails: whole batches without a savepoint
 
-    @app.projection(app.log("receipts"), tables={"mirror_rows": rows})
+    @app.projection(app.log("receipts"), tables={"mirror_rows": rows}, partitions=parts)
     def mirror(event: Event[Any], tx: Tx) -> None:
         tx.execute(insert("mirror"), row(event))
 
 
 def add_handlers(app: App, functions: Functions) -> None:
-    orders = app.log("orders")
+    orders, parts = app.log("orders"), partitions()
 
-    @app.on(orders, "paid", start="first", concurrency=4, retry=RETRY)
+    @app.on(orders, "paid", start="first", concurrency=4, retry=RETRY, partitions=parts)
     async def charge(event: Event[Any], ctx: Ctx) -> None:
         if event.key is not None:
             ctx.state["cents"] = ctx.state.get("cents", 0) + event.data["cents"]
@@ -152,7 +157,7 @@ def add_handlers(app: App, functions: Functions) -> None:
         await asyncio.sleep(0)
         functions.meet("charge", event)
 
-    @app.on(orders, "paid", start="first", concurrency=2, retry=RETRY)
+    @app.on(orders, "paid", start="first", concurrency=2, retry=RETRY, partitions=parts)
     def note(event: Event[Any], ctx: Ctx) -> None:
         ctx.execute(insert("note"), row(event))
         functions.meet("note", event)

@@ -157,7 +157,7 @@ class World:
             listing = "SELECT name FROM sqlite_master WHERE type = 'table'"
         tables = [name for (name,) in self.rows(f"{listing} ORDER BY 1")]
         # Leases are renewed, syncs counted.
-        quiet = ("redrive_progress", "redrive_meta", "redrive.progress", "redrive.meta")
+        quiet = tuple(f"redrive{dot}{name}" for dot in "_." for name in ("progress", "meta", "workers"))
         progress = self.rows("SELECT subscription, position, epoch, applied, ignored, owner FROM redrive_progress")
         found = [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
         return [sorted(rows, key=repr) for rows in found]  # a table has no order of its own
@@ -184,7 +184,8 @@ class World:
         self.check_balance(fates(said, fixed=fixed))
         self.check_emissions(fates(said, fixed=fixed))
         self.check_ledger()
-        assert self.rows("SELECT * FROM redrive_inflight") == [], "who completed is no longer suspected"
+        suspected = self.rows("SELECT * FROM redrive_inflight")
+        assert suspected == [], f"who completed is no longer suspected: {suspected}"
         if not is_postgres(self.path):
             assert self.rows("PRAGMA integrity_check") == [("ok",)]
 

@@ -24,6 +24,7 @@ CHECKED = {
     "sh": "test_commands.py: typed",
     "toml": "below, and tests/test_settings.py",
     "ini": "below",
+    "sql": "tests/postgres/test_role.py: run by the server",
     "dockerfile": "below",
     "mermaid": "drawn from the tables by scripts/draw_state_machines.py",
     "text": "made from the commands by redrive.cli.reference",

@@ -67,7 +67,7 @@ ASKED: dict[str, Any] = {
     "cause_last": {"fingerprint": "f5", "subscription": 1},
     "cause_lanes": {"fingerprint": "f5", "subscription": 1, "limit": 100},
     "letter_settle": {"id": 7, "rev": 0, "state": "applied", "attempts": 1, "now": 1.0, "resolved_by": "x"},
-    "operation_page": {"before": 500, "limit": 20}, "operation_counts": {"id": 5},
+    "operation_page": {"before": 500, "limit": 20},
     "operation_results": {"id": 5, "after": 0, "result": None, "limit": 50},
     "operation_unasked": {"id": 5, "limit": 50}, "operation_waiting": {"id": 5, "limit": 50},
     "state_get": (1, "k17"), "state_near": {"subscription": 1, "start": "k1", "limit": 3},

@@ -93,7 +93,7 @@ def test_no_statement_is_an_orphan() -> None:
     """Postgres has other words for what SQLite has, and names of its own for nothing else; all are used."""
     code = "\n".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
     named = set(re.findall(r"""["'](\w+)["']""", code))
-    begun = tuple(re.findall(r"""f"(events_\w*)\{""", code))  # `events_` and up or down
+    begun = tuple(re.findall(r"""f"((?:events|prune)_\w*)\{""", code))  # `events_` and up or down
     assert {name for name in POSTGRES if not name.startswith("pg_")} - set(SQLITE) == set()
     assert [name for name in {*SQLITE, *POSTGRES} - named if not name.startswith(begun)] == []
 

@@ -174,16 +174,17 @@ def _(patch: pytest.MonkeyPatch) -> None:
         engine: Engine, subscription: Subscription, row: Subscribed, watched: Lease | None, watched_for: float,
         *, partition: int,
     ) -> Duty | Lease:  # fmt: skip
+        allowed, clock = redrive.runner.leases._allowed, engine.env.clock
         with engine.store.transaction() as tx:
             seen = lease_of(tx.progress.get(row.id))
-            if not redrive.runner.leases._allowed(engine, seen, watched_for if seen == watched else 0.0):
+            if not allowed(engine, seen, clock.now(), watched_for if seen == watched else 0.0):
                 return seen
             duty = Duty(engine, subscription, row, 0)
             duty.load(tx, seen)
-        now = engine.env.clock.now()
+        now = clock.now()
         with engine.store.transaction() as tx:
             former = lease_of(tx.progress.get(row.id))
-            if not redrive.runner.leases._allowed(engine, former, watched_for if former == watched else 0.0):
+            if not allowed(engine, former, clock.now(), watched_for if former == watched else 0.0):
                 return former
             values = {
                 "member": row.id, "epoch": former.epoch, "owner": engine.env.owner, "now": now,

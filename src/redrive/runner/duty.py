@@ -134,6 +134,7 @@ class Duty:
             self.unheard = {position for (position,) in tx.sql.all("letters_unheard", marked)}
         if former.owner == env.owner:  # our own loop ended by an error of the store: nobody died
             tx.keyed.excuse(self.member)
+        tx.keyed.forget_settled(self.member, self.id, row.position)
         self.charges = tx.keyed.charge(self.member, env.boot)
         crashed = is_crash(former, env.boot) and former.owner != env.owner
         if crashed or self.charges:

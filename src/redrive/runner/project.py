@@ -429,7 +429,7 @@ class Projector:
     ) -> None:  # fmt: skip
         engine, user = self.duty.engine, Tx(tx, self._emit)
         while head is not None and head.state == "retrying" and head.due_at <= settling.now:
-            if engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
+            if alone is None and engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
                 return
             row = rows.get(head.letter) or tx.letters.event(head.letter)
             if row is None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from redrive.errors import CommitUnknown, Fenced, Halted, StoreError
+from redrive.errors import CommitUnknown, Fenced, Halted, StoreError, is_conflict
 from redrive.observe import signals as sig
 from redrive.policy.lease import Lease
 from redrive.runner import leases
@@ -28,6 +27,7 @@ from redrive.subscription import Subscription
 log = logging.getLogger("redrive")
 
 STANDBY = "standby"
+AGAIN_MAX = {True: 1, False: 10}  # commits without an answer, and conflicts, within a lease, before we call it a halt
 
 
 class Post(NamedTuple):
@@ -161,7 +161,7 @@ class Supervisor:
         halt_wait = settings.halt_wait
         seen: Lease | None = None
         seen_at = clock.monotonic()
-        unknown_at = -math.inf
+        again: list[float] = []
         while not self.stopping:
             reason = ""
             try:
@@ -183,12 +183,13 @@ class Supervisor:
                 await self._work(post, taken)
             except Fenced:
                 seen, seen_at = None, clock.monotonic()
-            except CommitUnknown as error:
-                # Take over from ourselves: looking is what a take-over does. A second one soon after is no accident.
-                unknown, unknown_at = clock.monotonic() - unknown_at < settings.lease, clock.monotonic()
-                reason = str(error) if unknown else ""
             except (StoreError, Halted) as error:
                 reason = str(error)
+                if isinstance(error, CommitUnknown) or is_conflict(error):
+                    # Take over from ourselves: looking is what a take-over does. Several soon after are no accident.
+                    since = clock.monotonic() - settings.lease
+                    again = [*(at for at in again if at > since), clock.monotonic()]
+                    reason = reason if len(again) > AGAIN_MAX[isinstance(error, CommitUnknown)] else ""
             except Exception as error:  # a bug of ours must not stop the other subscriptions
                 log.exception("subscription %s stopped by a bug", post)
                 reason = f"bug: {type(error).__name__}: {error}"

@@ -6,7 +6,7 @@ import re
 
 POSTGRES = ("postgresql", "postgres")
 
-_CREDENTIALS = re.compile(r"(?P<user>://[^:/?#@]*):[^/?#]*@")
+_CREDENTIALS = re.compile(r"(?P<user>://[^:/?#@]*):.*@")  # to the last @: a password may hold what it should not
 _PARAMETER = re.compile(r"(?P<name>\b(?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&]*)", re.IGNORECASE)
 
 

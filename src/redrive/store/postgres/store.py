@@ -171,15 +171,15 @@ class PostgresStore:
 
     def _begin_writing(self, begin: str) -> PostgresTx:
         """One that was lost while nobody used it is replaced; nothing had begun."""
-        if not self._writing.connection.closed:
+        for last in (False, True):
+            if self._writing.connection.closed:
+                self._writing = self._open_writing()
             try:
                 self._writing.control(begin)
-                return self._writing
+                break
             except psycopg.Error as error:
-                if not self._writing.connection.closed:
+                if last or not self._writing.connection.closed:
                     raise translated_error(error, self.url) from error
-        self._writing = self._open_writing()
-        self._writing.control(begin)
         return self._writing
 
     def _begin_pooled(self, begin: str) -> PostgresTx:

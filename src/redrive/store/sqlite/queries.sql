@@ -305,6 +305,13 @@ UPDATE redrive_progress SET epoch = :epoch, parked_version = :parked_version, ap
        last_type = :last_type, last_time_us = :last_time_us
 WHERE member = :member
 
+-- name: inflight_forget
+-- Who was settled without running alone, as an operator can, is suspected of nothing.
+DELETE FROM redrive_inflight WHERE member = :member
+  AND (position <= :progress OR position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
+  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription
+                  AND l.position = redrive_inflight.position AND l.state IN ('retrying', 'dead'))
+
 -- name: inflight_drop
 DELETE FROM redrive_inflight WHERE member & 4294967295 = :subscription
 

@@ -304,7 +304,16 @@ class Checker:
             if (planned.id in applied) == self.seen.has_given_up(planned):
                 self._fail(f"lost: {planned.id} ({planned.fate}) has come to no end")
         self._check_receipts()
+        self._check_suspects()
         self.verify()
+
+    def _check_suspects(self) -> None:
+        """Who has come to an end is not suspected of having killed a worker; one that an operator ended may be."""
+        rows = self.world.disk.rows("SELECT position, charges FROM redrive_inflight")
+        ended = {planned.position: planned.id for planned in self.workload.events}
+        left = [row for row in rows if row[0] in ended and not self.workload.operating.touched[ended[row[0]]]]
+        if left:
+            self._fail(f"suspicion: (position, charges) {left} have come to an end")
 
     def _check_receipts(self) -> None:
         """What a bulk operation asked for has come to an end, too; only one that died may have left some unasked."""

@@ -153,6 +153,7 @@ class SimStore(SqliteStore):
         with super().transaction(durable=durable) as tx:
             with world.disk.failing_midway(*world.fate.midway(fate)):
                 yield tx
+            process.check_alive()  # it may have died in a read of the user's function, whose Crash counts as an error
             match fate:
                 case "error":
                     raise StoreError("simulated: the disk refused the commit")
