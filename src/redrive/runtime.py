@@ -18,7 +18,8 @@ from redrive.observe import signals as sig
 from redrive.observe.signals import Signals
 from redrive.settings import Settings, load_settings, settings_path
 from redrive.store.address import POSTGRES, is_postgres, shown
-from redrive.store.port import Migration, Store
+from redrive.store.copying import check_whole
+from redrive.store.port import Migration, Store, StoreTx
 from redrive.store.sqlite import SqliteStore, exists_file
 from redrive.store.sqlite.migrate import FileMigration
 from redrive.types import EventTypes
@@ -100,11 +101,26 @@ class Runtime:
     @property
     def store(self) -> Store:
         """The store, opened at first use."""
+        return self._opened(check_whole)
+
+    @property
+    def store_to_fill(self) -> Store:
+        """The same for who copies into it: it may be half full."""
+        return self._opened(lambda tx, where: None)
+
+    def _opened(self, check: Callable[[StoreTx, str], None]) -> Store:
         self._notice_fork()
         if self._store is None:
             with self._lock:
                 if self._store is None:
-                    self._store = self._open(self.address)
+                    store = self._open(self.address)
+                    try:
+                        with store.reading() as tx:
+                            check(tx, self.shown)
+                    except BaseException:
+                        store.close()
+                        raise
+                    self._store = store
         return self._store
 
     def _open(self, address: str) -> Store:

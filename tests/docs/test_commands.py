@@ -30,7 +30,7 @@ PROGRAM = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DO
 CODE = re.compile(r"#.*exit code (\d)$")
 
 # Commands of the machine: whether they exist, and what they print here, is not ours to test.
-STUBS = ("pip", "journalctl", "dmesg", "fuser", "run.sh")
+STUBS = ("pip", "journalctl", "dmesg", "fuser", "psql", "run.sh")
 # A page of single examples: each is typed into a shop of its own.
 CLI = ROOT / "docs" / "guide" / "cli.md"
 

@@ -54,7 +54,10 @@ def export_log(
         lines = export(app.runtime.store, wanted, after)
         first = next(lines, None)  # an unknown log is an error before a file is made
         count, last = 0, after
-        with _target(out) as target, _bar("export", last_position(app.runtime.store) - after, out is None) as show:
+        with (
+            _target(out) as target,
+            progress_bar("export", last_position(app.runtime.store) - after, out is None) as show,
+        ):
             shown = _escaped if out is None and sys.stdout is not None and sys.stdout.isatty() else bytes
             for row, line in itertools.chain([] if first is None else [first], lines):
                 target.write(shown(line) + b"\n")
@@ -89,7 +92,7 @@ def import_log(
 
     with opened(store, program, create=create) as app, _source(file) as source:
         size = 0 if file == "-" else os.path.getsize(file)
-        with _bar("import", size, as_json or not size) as show:
+        with progress_bar("import", size, as_json or not size) as show:
             result = load(
                 app.operate().operator, log, source, skip_bad=skip_bad, reason=reason, create=create, name=file,
                 told=lambda so_far: show(so_far.bytes),
@@ -176,7 +179,7 @@ def _escaped(line: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _bar(name: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(name: str, total: int, quiet: bool) -> Iterator[Callable[[float], None]]:
     """A progress bar where somebody is looking, nothing elsewhere."""
     if quiet or total <= 0 or not sys.stderr.isatty():
         yield lambda done: None

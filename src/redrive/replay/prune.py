@@ -21,6 +21,7 @@ from redrive.units import show_duration
 BATCH = 1000  # letters per transaction: a few tens of milliseconds
 PLAN_PAGE = 10_000
 GONE = ("applied", "superseded")  # states whose letters go altogether
+_OLD = {"applied": "prune_applied", "superseded": "prune_superseded", "discarded": "prune_discarded"}
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ def _page(
     values = {"subscription": row.id, "state": state, "before": before, "after": after, "limit": limit}
     if state == "superseded":  # one that was open has emitted nothing yet, until its event is settled again
         values |= {"was_open": WAS_OPEN, "progress": progress.position}
-    return [(one[0], one[1], one[2]) for one in tx.sql.all(f"prune_{state}", values)]
+    return [(one[0], one[1], one[2]) for one in tx.sql.all(_OLD[state], values)]
 
 
 def _may_go(one: Candidate, state: str, asked: Asked) -> bool:

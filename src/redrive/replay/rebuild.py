@@ -16,7 +16,7 @@ from redrive.replay.deed import Operator, find, need_reason
 from redrive.replay.rewind import take_back
 from redrive.store.filters import Asked
 from redrive.store.port import Store, StoreTx, Subscribed
-from redrive.store.progress import tables_of
+from redrive.store.progress import declared_tables, tables_of
 from redrive.store.pruned import check_whole
 from redrive.subscription import Subscription
 
@@ -97,7 +97,7 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
         start = filters[0][0]  # where it once began; a seek does not change that
         check_whole(tx, row, start)
         types = filters[-1][1] if declared is None else sorted(declared.types)
-        cleared = _clear_tables(tx, row, tables_of(tx.sql, row.id) if declared is None else declared.tables)
+        cleared = _clear_tables(tx, row, declared_tables(tx.sql, row.id) if declared is None else declared.tables)
         tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})
         tx.progress.add_filter(row.id, start, types)
         asked = Asked([(start, types)])

@@ -19,7 +19,7 @@ from redrive.runner.duty import Engine
 from redrive.store.filters import Asked, change_filter
 from redrive.store.identity import choose_identity
 from redrive.store.port import StoreTx, Subscribed
-from redrive.store.progress import member_of, tables_of
+from redrive.store.progress import is_not_copied, member_of, tables_of
 from redrive.store.pruned import pruned_upto
 from redrive.store.sql import BOOKS
 from redrive.subscription import Subscription
@@ -196,6 +196,11 @@ def check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> No
         owner = tx.sql.value("table_owner", {"name": table})
         if owner not in (None, row.name):
             raise UsageError(f"table {table!r} belongs to {owner!r} already; two projections cannot own one table")
+        if is_not_copied(stored.get(table)):
+            raise UsageError(
+                f"{row.name!r}: the rows of table {table!r} were not copied with the store; "
+                f"`redrive rebuild {row.name} --app MODULE:APP` fills it from the log"
+            )
         if table in stored and stored[table] != columns and columns is not None:
             raise UsageError(
                 f"{row.name!r}: the definition of table {table!r} changed; "

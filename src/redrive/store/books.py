@@ -66,3 +66,7 @@ class Books:
     def set(self, name: str, value: Any) -> None:
         """Set a named value of the store."""
         self._sql.run("meta_set", {"name": name, "value": value})
+
+    def drop(self, name: str) -> None:
+        """Forget a named value of the store."""
+        self._sql.run("meta_drop", {"name": name})

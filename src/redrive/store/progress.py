@@ -11,6 +11,8 @@ from redrive.store.done import Done
 from redrive.store.port import ProgressRow, Subscribed
 from redrive.store.sql import Row, Sql
 
+# Stored before the definition of a table whose rows stayed in the store that this one was copied from.
+_NOT_COPIED = "-- not copied\n"
 _PARTITION = 1 << 32  # so far apart are the members of one subscription; part of the storage format
 
 
@@ -139,3 +141,19 @@ def _together(rows: Sequence[ProgressRow]) -> ProgressRow:
 def tables_of(sql: Sql, subscription: int) -> dict[str, str | None]:
     """Tables the subscription owns, with the definition if redrive created them."""
     return dict(sql.all("table_all", {"subscription": subscription}))
+
+
+def not_copied(columns: str) -> str:
+    """The definition of a table that has to be filled again before its subscription may go on."""
+    return columns if is_not_copied(columns) else _NOT_COPIED + columns
+
+
+def is_not_copied(columns: str | None) -> bool:
+    """Were the rows of the table left behind?"""
+    return columns is not None and columns.startswith(_NOT_COPIED)
+
+
+def declared_tables(sql: Sql, subscription: int) -> dict[str, str | None]:
+    """The tables with their definitions as the program wrote them."""
+    stored = tables_of(sql, subscription)
+    return {name: columns and columns.removeprefix(_NOT_COPIED) for name, columns in stored.items()}

@@ -407,6 +407,23 @@ DELETE FROM redrive_events WHERE position = ANY (ARRAY(SELECT jsonb_array_elemen
 -- name: pruned_highest
 SELECT coalesce(max(value::bigint), 0) FROM redrive_meta WHERE name LIKE 'pruned log %'
 
+-- ---------------------------------------------------------------- copying a store
+
+-- name: copy_numbers
+SELECT t.name, coalesce(pg_sequence_last_value(pg_get_serial_sequence('redrive.' || t.name, t.key)::regclass), 0)
+FROM (VALUES ('logs', 'id'), ('events', 'position'), ('subscriptions', 'id'), ('letters', 'id'), ('attempts', 'id'),
+             ('journal', 'seq'), ('operations', 'id'), ('notes', 'id'), ('controls', 'id')) AS t (name, key)
+
+-- name: paste_number
+SELECT setval(pg_get_serial_sequence('redrive.' || :name::text,
+       CASE :name WHEN 'events' THEN 'position' WHEN 'journal' THEN 'seq' ELSE 'id' END), :highest) WHERE :highest > 0
+
+-- name: paste_audit
+-- The end of the chain moves with its rows.
+WITH last AS (UPDATE redrive_audit_end SET id = ?1, hash = ?9)
+INSERT INTO redrive_audit (id, at, who, action, subscription, target, reason, details, hash)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+
 -- ---------------------------------------------------------------- for this store alone
 
 -- name: pg_sync

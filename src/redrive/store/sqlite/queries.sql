@@ -1199,3 +1199,206 @@ DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position 
 -- name: pruned_highest
 -- The highest position up to which any log was pruned.
 SELECT coalesce(max(value), 0) FROM redrive_meta WHERE name LIKE 'pruned log %'
+
+-- ---------------------------------------------------------------- copying a store
+
+-- name: copy_mark
+-- What changes when anybody does anything to a store: another event, owner, operator or note.
+SELECT (SELECT coalesce(max(position), 0) FROM redrive_events),
+       (SELECT id FROM redrive_events ORDER BY position DESC LIMIT 1),
+       (SELECT CAST(coalesce(sum(epoch + parked_version), 0) AS bigint) FROM redrive_progress),
+       (SELECT count(*) FROM redrive_subscriptions), (SELECT coalesce(max(id), 0) FROM redrive_notes),
+       (SELECT hash FROM redrive_audit ORDER BY id DESC LIMIT 1)
+
+-- name: copy_counts
+-- How many rows there are to copy; of the meta values only a few are.
+SELECT 'logs' AS name, count(*) AS n FROM redrive_logs
+UNION ALL SELECT 'events', count(*) FROM redrive_events
+UNION ALL SELECT 'subscriptions', count(*) FROM redrive_subscriptions
+UNION ALL SELECT 'progress', count(*) FROM redrive_progress
+UNION ALL SELECT 'done_chunks', count(*) FROM redrive_done_chunks
+UNION ALL SELECT 'filters', count(*) FROM redrive_filters
+UNION ALL SELECT 'ranges', count(*) FROM redrive_ranges
+UNION ALL SELECT 'tables', count(*) FROM redrive_tables
+UNION ALL SELECT 'letters', count(*) FROM redrive_letters
+UNION ALL SELECT 'attempts', count(*) FROM redrive_attempts
+UNION ALL SELECT 'edits', count(*) FROM redrive_edits
+UNION ALL SELECT 'journal', count(*) FROM redrive_journal
+UNION ALL SELECT 'inflight', count(*) FROM redrive_inflight
+UNION ALL SELECT 'state', count(*) FROM redrive_state
+UNION ALL SELECT 'operation_letters', count(*) FROM redrive_operation_letters
+UNION ALL SELECT 'operations', count(*) FROM redrive_operations
+UNION ALL SELECT 'notes', count(*) FROM redrive_notes
+UNION ALL SELECT 'controls', count(*) FROM redrive_controls
+UNION ALL SELECT 'audit', count(*) FROM redrive_audit
+
+-- name: copy_numbers
+-- The highest number that was ever given to a row, by table: it is not given again. Where SQLite keeps none, it counts on
+-- from the rows there are.
+SELECT substr(name, 9), seq FROM sqlite_sequence WHERE name LIKE 'redrive_%' AND name <> 'redrive_audit'
+UNION ALL SELECT 'logs', coalesce(max(id), 0) FROM redrive_logs
+UNION ALL SELECT 'attempts', coalesce(max(id), 0) FROM redrive_attempts
+UNION ALL SELECT 'journal', coalesce(max(seq), 0) FROM redrive_journal
+
+-- name: paste_number
+-- The next row of a table gets a number above this one. The table has no key but its rowid.
+INSERT OR REPLACE INTO sqlite_sequence (rowid, name, seq)
+SELECT (SELECT rowid FROM sqlite_sequence WHERE name = 'redrive_' || :name), 'redrive_' || :name, :highest
+WHERE :name NOT IN ('logs', 'attempts', 'journal')
+
+-- name: copy_logs
+SELECT id, name FROM redrive_logs WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_logs
+INSERT INTO redrive_logs (id, name)
+VALUES (?, ?)
+
+-- name: copy_events
+SELECT position, log, id, type, key, version, schema, time_us, headers, data
+FROM redrive_events WHERE position > ? ORDER BY position LIMIT ?
+
+-- name: paste_events
+INSERT INTO redrive_events (position, log, id, type, key, version, schema, time_us, headers, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: copy_subscriptions
+SELECT id, name, kind, source, ordering, created_at FROM redrive_subscriptions WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_subscriptions
+INSERT INTO redrive_subscriptions (id, name, kind, source, ordering, created_at)
+VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: copy_progress
+-- Not who owned it: what is moved has been stopped. The epoch goes on from where it was.
+SELECT member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused,
+       halted, unclean, boot, settled_at, last_type, last_time_us
+FROM redrive_progress WHERE member > ? ORDER BY member LIMIT ?
+
+-- name: paste_progress
+INSERT INTO redrive_progress (member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused,
+       halted, unclean, boot, settled_at, last_type, last_time_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: copy_done_chunks
+SELECT member, chunk, marks FROM redrive_done_chunks WHERE (member, chunk) > (?, ?) ORDER BY member, chunk LIMIT ?
+
+-- name: paste_done_chunks
+INSERT INTO redrive_done_chunks (member, chunk, marks)
+VALUES (?, ?, ?)
+
+-- name: copy_filters
+SELECT subscription, from_position, types FROM redrive_filters WHERE (subscription, from_position) > (?, ?) ORDER BY subscription, from_position LIMIT ?
+
+-- name: paste_filters
+INSERT INTO redrive_filters (subscription, from_position, types)
+VALUES (?, ?, ?)
+
+-- name: copy_ranges
+SELECT subscription, from_position, to_position, discarded, audit FROM redrive_ranges WHERE (subscription, from_position) > (?, ?) ORDER BY subscription, from_position LIMIT ?
+
+-- name: paste_ranges
+INSERT INTO redrive_ranges (subscription, from_position, to_position, discarded, audit)
+VALUES (?, ?, ?, ?, ?)
+
+-- name: copy_tables
+SELECT name, subscription, columns FROM redrive_tables WHERE name > ? ORDER BY name LIMIT ?
+
+-- name: paste_tables
+INSERT INTO redrive_tables (name, subscription, columns)
+VALUES (?, ?, ?)
+
+-- name: copy_letters
+SELECT id, subscription, position, lane, event_id, type, key, state, reason, rev, attempts, replaying, due_at, due_set_at, delay,
+       parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by, operation
+FROM redrive_letters WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_letters
+-- Triggers count it and put it into its lane; what they write into the journal is taken out again.
+INSERT INTO redrive_letters (id, subscription, position, lane, event_id, type, key, state, reason, rev, attempts, replaying, due_at, due_set_at, delay,
+       parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by, operation)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: paste_no_journal
+DELETE FROM redrive_journal
+
+-- name: copy_attempts
+SELECT id, letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker
+FROM redrive_attempts WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_attempts
+INSERT INTO redrive_attempts (id, letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: copy_edits
+SELECT subscription, position, rev, data, audit FROM redrive_edits WHERE (subscription, position, rev) > (?, ?, ?) ORDER BY subscription, position, rev LIMIT ?
+
+-- name: paste_edits
+INSERT INTO redrive_edits (subscription, position, rev, data, audit)
+VALUES (?, ?, ?, ?, ?)
+
+-- name: copy_journal
+SELECT seq, letter, subscription, position, state, rev, at FROM redrive_journal WHERE seq > ? ORDER BY seq LIMIT ?
+
+-- name: paste_journal
+INSERT INTO redrive_journal (seq, letter, subscription, position, state, rev, at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+
+-- name: copy_inflight
+SELECT member, position, running, charges, boot FROM redrive_inflight WHERE (member, position) > (?, ?) ORDER BY member, position LIMIT ?
+
+-- name: paste_inflight
+INSERT INTO redrive_inflight (member, position, running, charges, boot)
+VALUES (?, ?, ?, ?, ?)
+
+-- name: copy_state
+SELECT subscription, key, version, data FROM redrive_state WHERE (subscription, key) > (?, ?) ORDER BY subscription, key LIMIT ?
+
+-- name: paste_state
+INSERT INTO redrive_state (subscription, key, version, data)
+VALUES (?, ?, ?, ?)
+
+-- name: copy_operation_letters
+SELECT operation, letter, rev, asked, result, why FROM redrive_operation_letters WHERE (operation, letter) > (?, ?) ORDER BY operation, letter LIMIT ?
+
+-- name: paste_operation_letters
+-- Before the operations: the trigger that counts results finds none, and each brings its receipt along.
+INSERT INTO redrive_operation_letters (operation, letter, rev, asked, result, why)
+VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: copy_operations
+SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting
+FROM redrive_operations WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_operations
+INSERT INTO redrive_operations (id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: copy_notes
+SELECT id, fingerprint, at, who, text, resolved FROM redrive_notes WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_notes
+INSERT INTO redrive_notes (id, fingerprint, at, who, text, resolved)
+VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: copy_controls
+SELECT id, subscription, verb, letter, rev, who, reason, at FROM redrive_controls WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_controls
+INSERT INTO redrive_controls (id, subscription, verb, letter, rev, who, reason, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: copy_audit
+SELECT id, at, who, action, subscription, target, reason, details, hash
+FROM redrive_audit WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_audit
+INSERT INTO redrive_audit (id, at, who, action, subscription, target, reason, details, hash)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: copy_meta
+-- Not what says how this store itself is kept, or copied.
+SELECT name, value FROM redrive_meta
+WHERE name > ? AND name NOT IN ('format', 'compatible_from', 'syncs', 'copying', 'copied') ORDER BY name LIMIT ?
+
+-- name: meta_drop
+DELETE FROM redrive_meta WHERE name = :name
