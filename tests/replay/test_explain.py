@@ -266,8 +266,8 @@ def test_lanes_are_listed_as_their_letters_lie_whatever_happened_to_them(bank: A
         bank.check_sound()
         counted = bank.harness.query(
             "SELECT s.name, lane, count(*) - 1, min(position) FROM redrive_letters l JOIN redrive_subscriptions s "
-            "ON s.id = l.subscription WHERE lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY s.id, s.name, lane "
-            "ORDER BY count(*) DESC, min(position), s.id"
+            "ON s.id = l.subscription WHERE lane IS NOT NULL AND state IN ('retrying', 'dead') "
+            "GROUP BY s.id, s.name, lane ORDER BY count(*) DESC, min(position), s.id"
         )
         assert [(one.subscription, one.lane, one.waiting, one.head.position) for one in lanes(store)] == counted
 
