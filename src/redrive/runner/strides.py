@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isqrt
-from typing import Any
+from typing import TypeVar
 
 from redrive.context import Tx
 from redrive.runner.call import attempt_rows
-from redrive.store.port import StoreTx
+from redrive.store.port import Function, StoreTx
 from redrive.store.sql import Row
 from redrive.types import EventTypes
+
+T = TypeVar("T")
 
 STRIDE_MIN = 4  # fewer, and a savepoint around each event would be simpler
 STRIDE_MAX = 32  # more saves next to nothing, and what a slow function does is not to be done again: bench/stride.py
@@ -45,7 +47,7 @@ class Pace:
 
 
 def attempt_strides(
-    function: Callable[..., Any],
+    function: Function,
     rows: Sequence[Row],
     types: EventTypes,
     tx: StoreTx,
@@ -54,26 +56,70 @@ def attempt_strides(
     late: Callable[[], bool],
     look: Callable[[BaseException], None],
 ) -> tuple[int, BaseException | None]:
-    """Stride after stride until one event raises or it is late: how many rows stay, and what the next one raised.
+    """Stride after stride until one event raises or it is late: how many rows stay, and what the next one raised."""
 
-    `look` sees each error before anything is undone, and may raise.
-    """
+    def run(callee: Function, stride: Sequence[Row]) -> tuple[int, BaseException | None]:
+        return attempt_rows(callee, stride, types, user, _never)
+
     done = 0
     while done < len(rows):
-        run = rows[done : done + stride]
-        tx.savepoint()
-        good, error = attempt_rows(function, run, types, user, _never)
-        found = error
-        while error is not None:  # what succeeded once may fail the second time
-            look(error)
-            tx.undo()
-            run, found = run[:good], error
-            good, error = attempt_rows(function, run, types, user, _never)
-        tx.keep()
-        done += len(run)
+        ran, found = isolate(tx, function, rows[done : done + stride], run, look)
+        done += ran
         if found is not None or late():
             return done, found
     return done, None
+
+
+def isolate(
+    tx: StoreTx,
+    function: Function,
+    things: Sequence[T],
+    run: Callable[[Function, Sequence[T]], tuple[int, BaseException | None]],
+    look: Callable[[BaseException], None],
+) -> tuple[int, BaseException | None]:
+    """Call a function for each, behind savepoints: how many stay, and what the next one raised.
+
+    `look` sees each error before anything is undone, and may raise.
+    """
+    done, found = 0, None
+    while done < len(things) and found is None:
+        ran, found = _isolate(tx, function, things[done:], run, look)
+        done += ran
+    return done, found
+
+
+def _isolate(
+    tx: StoreTx,
+    function: Function,
+    things: Sequence[T],
+    run: Callable[[Function, Sequence[T]], tuple[int, BaseException | None]],
+    look: Callable[[BaseException], None],
+) -> tuple[int, BaseException | None]:
+    """The same, up to one whose statement failed and was answered late: that one runs again, and waits for answers."""
+    suspects, found = things[:0], None
+    tx.savepoint()
+    while True:  # what succeeded once may fail the second time
+        good, error = run(tx.pipelined(function), things)
+        culprit = tx.answers()
+        if culprit is not None:
+            good, found, suspects = culprit, None, things[culprit : culprit + 1]
+        elif error is not None:
+            look(error)
+            found, suspects = error, things[:0]
+        else:
+            break
+        tx.undo()
+        things = things[:good]
+    tx.keep()
+    if not suspects:
+        return len(things), found
+    tx.savepoint()
+    good, found = run(tx.checked(function), suspects)
+    if found is not None:
+        look(found)
+        tx.undo()
+    tx.keep()
+    return len(things) + good, found
 
 
 def _never() -> bool:
