@@ -26,7 +26,7 @@ from redrive.runner.call import attempt, attempt_each, attempt_rows, outcome_of
 from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision, tell
-from redrive.runner.strides import Pace, attempt_strides, isolate
+from redrive.runner.strides import Pace, attempt_strides, isolate, never
 from redrive.store.port import Function, StoreTx
 from redrive.store.sql import Row
 
@@ -58,7 +58,9 @@ class Projector:
         self._escalating = False  # an emission asked for the durable connection
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
-        self._callee: Function = self._as_list if duty.subscription.batch else self._function  # for one event
+        self._callee: Function = self._function  # for one event
+        if duty.subscription.batch:
+            self._callee = lambda event, tx: self._function([event], tx)
 
     def turns(self, stopping: Callable[[], bool]) -> Turn:
         """Turn after turn while there is a backlog and nobody else wants to write: one hop for many batches.
@@ -221,13 +223,12 @@ class Projector:
         self._emitted = None
         function = settling.tx.pipelined(self._callee)
         done, error = attempt_rows(function, batch.rows, self.duty.engine.types, user, late)
-        if settling.tx.answers() is not None:
-            self._in_strides = STRIDES_AFTER_FAILURE
-            raise _OneFailed
-        if error is not None:
+        known = settling.tx.answers() is None
+        if error is not None and known:
             self._unless_the_world(error)
+        if error is not None or not known:
             self._in_strides = STRIDES_AFTER_FAILURE
-            raise _OneFailed(batch.rows[done][0], error)
+            raise _OneFailed(batch.rows[done][0], error) if known else _OneFailed
         if done:
             settling.commit_events(done, from_row(batch.rows[done - 1], self.duty.engine.types))
         return done
@@ -306,7 +307,7 @@ class Projector:
             self._emitted, again = None, True
             return attempt_each(function, events, user)
 
-        good, error = isolate(tx, self._callee, span.run, run, self._unless_the_world)
+        good, error = isolate(tx, self._callee, span.run, len(span.run), run, self._unless_the_world, never)
         if error is not None:
             event = span.run[good]
             work = batch.alone or duty.work(event)
@@ -314,15 +315,18 @@ class Projector:
             at = next(n for n in range(start, span.end) if batch.rows[n][0] == event.position)
             span.cut(work, at)
 
-    def _as_list(self, event: Event[Any], user: Tx) -> None:
-        self._function([event], user)
-
     def _call(self, tx: StoreTx, user: Tx, work: Work) -> bool:
-        """One call of the function; its outcome is in the work."""
+        """One call of the function, behind a savepoint of the caller's; its outcome is in the work."""
         if work.outcome is not None:
             return False  # no key, or its crashes are over
+        assert work.event is not None
         user.event, self._emitted = work.event, None
-        error = attempt(tx.checked(self._callee), work.event, user)
+        error = attempt(tx.pipelined(self._callee), work.event, user)
+        if tx.answers() is not None:  # once more, so that the function hears of it where it happens
+            tx.undo()
+            work.event.forget()
+            self._emitted = None
+            error = attempt(tx.checked(self._callee), work.event, user)
         work.outcome = out.APPLIED if error is None else self._outcome(work, error)
         return error is None
 
