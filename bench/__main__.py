@@ -30,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     count = given.rounds or (1 if given.quick else ROUNDS)
     with tempfile.TemporaryDirectory(prefix="redrive-bench-") as folder:
         who = chosen(sizes, topics)
-        done = list(rounds(Lab(Path(folder)), who, count, lambda text: print(text, file=sys.stderr)))
+        with Lab(Path(folder)) as lab:
+            done = list(rounds(lab, who, count, lambda text: print(text, file=sys.stderr)))
     found = results(done, topics)
     print(table(found), "", rate_table(done), sep="\n")
     if given.quick:

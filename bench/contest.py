@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import letters, raw, redrives
+from bench import letters, postgres, raw, redrives
 from bench.lab import Figures, Lab
 
 Round = dict[str, Figures]
@@ -27,9 +27,10 @@ class Sizes:
     latency_per_second: int = 500
     latency_seconds: float = 4.0
     idle_seconds: float = 3.0
+    lease_seconds: float = 3.0  # the default of 10 s would only make the take-over longer to wait for
 
 
-QUICK = Sizes(1_000, 100, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2)
+QUICK = Sizes(1_000, 100, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,45 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         Contestant("growth", "growth", "bench.redrives:projection", lambda lab: _big_file(lab, sizes.growth)),
         Contestant("restart", "restart", "bench.restart:restart", own_file),
         plain("start", "start", "bench.start:start"),
+        *_on_postgres(sizes),
+    ]  # fmt: skip
+
+
+def _on_postgres(sizes: Sizes) -> list[Contestant]:
+    n = sizes.events
+
+    def built(lab: Lab, name: str, build: Callable[[str, int], None], count: int) -> dict[str, Any]:
+        return {"server": lab.server.url, "template": lab.database(f"{name} {count}", lambda url: build(url, count))}
+
+    def raw(name: str, **more: Any) -> Contestant:
+        function = "bench.postgres:raw"
+        return Contestant(
+            name, "postgres", function, lambda lab: built(lab, "raw", postgres.build_raw, n) | {"n": n} | more
+        )
+
+    def own(name: str, function: str, **more: Any) -> Contestant:
+        return Contestant(
+            name, "postgres", function, lambda lab: built(lab, "own", postgres.build, n) | {"n": n} | more
+        )
+
+    def fleet(name: str, function: str, **more: Any) -> Contestant:
+        rest = {"lease": sizes.lease_seconds, **more}
+        return Contestant(name, "workers", function, lambda lab: built(lab, "empty", postgres.build, 0) | rest)
+
+    return [
+        raw("pg raw pipeline"),
+        own("pg projection", "bench.postgres:projection"),
+        raw("pg raw unnest", unnest=True),
+        own("pg set-based", "bench.postgres:set_based"),
+        own("pg clean", "bench.postgres:unordered", poison=""),
+        own("pg python poison", "bench.postgres:unordered", poison="python"),
+        own("pg sql poison", "bench.postgres:unordered", poison="sql"),
+        Contestant("pg latency", "postgres", "bench.latency:latency", lambda lab: {
+            "per_second": sizes.latency_per_second, "seconds": sizes.latency_seconds,
+            "idle_seconds": sizes.idle_seconds, "server": lab.server.url}),
+        fleet("pg one worker", "bench.fleet:together", n=n, workers=1),
+        fleet("pg two workers", "bench.fleet:together", n=n, workers=2),
+        fleet("pg take-over", "bench.fleet:take_over"),
     ]  # fmt: skip
 
 

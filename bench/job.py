@@ -17,7 +17,7 @@ POISON_EVERY = 100  # one order in a hundred cannot be applied
 TOTALS = "CREATE TABLE totals (key TEXT PRIMARY KEY, count INTEGER NOT NULL, amount INTEGER NOT NULL) WITHOUT ROWID"
 UPSERT = (
     "INSERT INTO totals (key, count, amount) VALUES (?, 1, ?) "
-    "ON CONFLICT (key) DO UPDATE SET count = count + 1, amount = amount + excluded.amount"
+    "ON CONFLICT (key) DO UPDATE SET count = totals.count + 1, amount = totals.amount + excluded.amount"
 )
 
 

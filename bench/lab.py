@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from redrive.testing.servers import Server
+
 Figures = dict[str, float]
 ROOT = Path(__file__).parent.parent
 SECONDS_MAX = 300.0  # a run that takes longer is stuck
@@ -32,6 +34,8 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._prepared: dict[str, Path] = {}
+        self._databases: dict[str, str] = {}
+        self._server: Server | None = None
 
     def prepared(self, name: str, build: Callable[[Path], None]) -> Path:
         """A file that is built once per session and copied for every run."""
@@ -40,6 +44,28 @@ class Lab:
             build(path)
             self._prepared[name] = path
         return self._prepared[name]
+
+    @property
+    def server(self) -> Server:
+        """A Postgres that syncs, for whoever needs one."""
+        if self._server is None:
+            self._server = Server(durable=True)
+        return self._server
+
+    def database(self, name: str, build: Callable[[str], None]) -> str:
+        """A database that is built once per session and copied for every run."""
+        if name not in self._databases:
+            url = self.server.databases.make()
+            build(url)
+            self._databases[name] = url
+        return self._databases[name]
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
 
     def run(self, function: str, **arguments: Any) -> Figures:
         """Call `module:function(folder, **arguments)` in a process and a folder of its own."""
@@ -65,6 +91,11 @@ class Stopwatch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not hasattr(self, "seconds"):
+            self.stop()
+
+    def stop(self) -> None:
+        """What follows in the block does not count."""
         self.seconds, self.cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
 
     def figures(self, n: int) -> Figures:

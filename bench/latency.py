@@ -20,16 +20,17 @@ from bench.job import TOTALS, UPSERT, check, orders, totals_of
 from bench.lab import ROOT, Figures, environment
 from redrive import App
 from redrive.observe.signals import Settled, Signal
+from redrive.testing.servers import Databases
 
 SETTLE_SECONDS = 1.5  # after its start a worker still looks around often
 
 
-def latency(folder: Path, per_second: int, seconds: float, idle_seconds: float) -> Figures:
-    """The consumer; it starts a producer."""
-    path, n = str(folder / "log.db"), int(per_second * seconds)
+def latency(folder: Path, per_second: int, seconds: float, idle_seconds: float, server: str = "") -> Figures:
+    """The consumer; it starts a producer. In a file, or on a server."""
+    path, n = Databases(server).make() if server else str(folder / "log.db"), int(per_second * seconds)
     app = App(path)
     with app.transaction() as tx:
-        tx.execute(TOTALS)
+        tx.execute(TOTALS.removesuffix(" WITHOUT ROWID") if server else TOTALS)
     sent: deque[float] = deque()
     waits: list[float] = []
 
@@ -43,6 +44,8 @@ def latency(folder: Path, per_second: int, seconds: float, idle_seconds: float) 
     with app.reader() as reader:
         check("latency", reader.execute("SELECT * FROM totals"), totals_of(orders(n)))
     app.close()
+    if server:
+        Databases(server).drop(path)
     waits.sort()
     return figures | {"p50_ms": waits[n // 2] * 1e3, "p99_ms": waits[n * 99 // 100] * 1e3, "max_ms": waits[-1] * 1e3}
 

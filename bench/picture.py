@@ -9,7 +9,14 @@ from bench.rows import Result
 
 COLOURS = {"goal": "#2a7f4f", "must": "#6aa84f", "missed": "#c0392b"}
 OURS, RAW, PEER = "#2a7f4f", "#777777", "#b5651d"
-KINDS = {"raw": RAW, "append one by one": RAW, "eventsourcing": PEER, "eventsource-py": PEER}
+KINDS = {
+    "raw": RAW,
+    "append one by one": RAW,
+    "pg raw pipeline": RAW,
+    "pg raw unnest": RAW,
+    "eventsourcing": PEER,
+    "eventsource-py": PEER,
+}
 
 
 def draw(path: Path, rates: Mapping[str, float], found: Sequence[Result]) -> None:

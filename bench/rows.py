@@ -84,6 +84,19 @@ ROWS: tuple[Row, ...] = (
     _low("restart", "SIGKILL to first commit of the successor", "ms", 50, None, figure("restart", "first_ms")),
     _low("start", "import redrive", "ms", 150, None, figure("start", "import_ms")),
     _low("start", "redrive --help", "ms", 300, None, figure("start", "help_ms")),
+    Row("postgres", "Postgres: projection / raw psycopg pipeline", "x", 0.8, 1.3,
+        ratio("pg projection", "pg raw pipeline")),
+    Row("postgres", "Postgres: set-based / raw UNNEST per 100", "x", 0.7, 1.2, ratio("pg set-based", "pg raw unnest")),
+    Row("postgres", "Postgres: 1 % poison by Python / own clean rate", "x", 0.7, 0.9,
+        ratio("pg python poison", "pg clean")),
+    Row("postgres", "Postgres: 1 % poison by SQL / own clean rate", "x", 0.3, 0.6, ratio("pg sql poison", "pg clean")),
+    _low("postgres", "Postgres: append to applied, 500/s, p50", "ms", 2.5, None, figure("pg latency", "p50_ms")),
+    _low("postgres", "Postgres: append to applied, 500/s, p99", "ms", 10, None, figure("pg latency", "p99_ms")),
+    Row("workers", "Postgres: two workers / one", "x", 1.3, None, ratio("pg two workers", "pg one worker")),
+    _low("workers", "Postgres: SIGKILL to first commit, beyond lease", "s", 1, None,
+         figure("pg take-over", "beyond_lease_seconds")),
+    _low("workers", "Postgres: SIGTERM to first commit of another", "s", 0.5, None,
+         figure("pg take-over", "stopped_seconds")),
 )  # fmt: skip
 
 

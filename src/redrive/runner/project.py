@@ -7,7 +7,7 @@ savepoint, which bounds what the next failure costs. All of it runs where writin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ from redrive.runner.call import attempt, attempt_each, attempt_rows, outcome_of
 from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision, tell
-from redrive.runner.strides import Pace, attempt_strides
+from redrive.runner.strides import Pace, attempt_strides, isolate, never
 from redrive.store.port import Function, StoreTx
 from redrive.store.sql import Row
 
@@ -36,7 +36,7 @@ LETTERS_MAX = 500  # lanes retried per transaction
 
 
 class _OneFailed(Exception):
-    """One of a batch that ran without savepoints failed: its position, and what it raised."""
+    """One of a batch that ran without savepoints failed: its position, and what it raised, if that is known."""
 
 
 class _Nothing(Exception):
@@ -58,6 +58,9 @@ class Projector:
         self._escalating = False  # an emission asked for the durable connection
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
+        self._callee: Function = self._function  # for one event
+        if duty.subscription.batch:
+            self._callee = lambda event, tx: self._function([event], tx)
 
     def turns(self, stopping: Callable[[], bool]) -> Turn:
         """Turn after turn while there is a backlog and nobody else wants to write: one hop for many batches.
@@ -127,7 +130,7 @@ class Projector:
             self._commit(batch, turn)
             return
         except _OneFailed as failed:  # of many that ran without a savepoint: all of it again, in strides
-            batch.failed = failed.args
+            batch.failed = failed.args or None
         self._commit(batch, turn)  # out here: what a function raises now must not seem to be caused by our own signal
 
     def _commit(self, batch: Batch, turn: Turn) -> None:
@@ -218,12 +221,14 @@ class Projector:
     def _apply_at_once(self, settling: Settling, batch: Batch, user: Tx, late: Callable[[], bool]) -> int:
         """Optimism: no savepoint, which spares SQLite a copy of every page. One failure, and all is run again."""
         self._emitted = None
-        function = self._callee(settling.tx)
+        function = settling.tx.pipelined(self._callee)
         done, error = attempt_rows(function, batch.rows, self.duty.engine.types, user, late)
-        if error is not None:
+        known = settling.tx.answers() is None
+        if error is not None and known:
             self._unless_the_world(error)
+        if error is not None or not known:
             self._in_strides = STRIDES_AFTER_FAILURE
-            raise _OneFailed(batch.rows[done][0], error)
+            raise _OneFailed(batch.rows[done][0], error) if known else _OneFailed
         if done:
             settling.commit_events(done, from_row(batch.rows[done - 1], self.duty.engine.types))
         return done
@@ -233,13 +238,12 @@ class Projector:
     ) -> tuple[int, Work | None]:
         """Nothing is parked, nobody follows anybody: how far it went, and the event there if that one failed."""
         duty, rows, types = self.duty, batch.rows, self.duty.engine.types
-        function = self._callee(tx)
         known, stop = batch.failed, len(rows)
         if known is not None:
             stop = next(at for at in range(start, stop) if rows[at][0] == known[0])
         self._emitted = None
         ran, error = attempt_strides(
-            function, rows[start:stop], types, tx, user, self._pace.stride, late, self._unless_the_world
+            self._callee, rows[start:stop], types, tx, user, self._pace.stride, late, self._unless_the_world
         )
         end = start + ran
         if error is None and known is not None and end == stop:  # this attempt was made, and counts
@@ -293,37 +297,36 @@ class Projector:
         """Call the function for each; if one fails, only what came before it stays in the span."""
         if not span.run:
             return
-        duty, function = self.duty, self._callee(tx)
-        tx.savepoint()
-        self._emitted = None
-        good, error = attempt_each(function, span.run, user)
-        while error is not None:  # what succeeded once may fail the second time
-            self._unless_the_world(error)
-            tx.undo()
+        duty, again = self.duty, False
+
+        def run(function: Function, events: Sequence[Event[Any]]) -> tuple[int, BaseException | None]:
+            nonlocal again
+            if again:
+                for event in events:  # the function must not see its own changes
+                    event.forget()
+            self._emitted, again = None, True
+            return attempt_each(function, events, user)
+
+        good, error = isolate(tx, self._callee, span.run, len(span.run), run, self._unless_the_world, never)
+        if error is not None:
             event = span.run[good]
             work = batch.alone or duty.work(event)
             work.outcome = self._outcome(work, error)
             at = next(n for n in range(start, span.end) if batch.rows[n][0] == event.position)
             span.cut(work, at)
-            for again in span.run:  # the function must not see its own changes
-                again.forget()
-            self._emitted = None
-            good, error = attempt_each(function, span.run, user)
-        tx.keep()
-
-    def _callee(self, tx: StoreTx) -> Function:
-        """What to call for one event in this transaction."""
-        return tx.checked(self._as_list if self.duty.subscription.batch else self._function)
-
-    def _as_list(self, event: Event[Any], user: Tx) -> None:
-        self._function([event], user)
 
     def _call(self, tx: StoreTx, user: Tx, work: Work) -> bool:
-        """One call of the function; its outcome is in the work."""
+        """One call of the function, behind a savepoint of the caller's; its outcome is in the work."""
         if work.outcome is not None:
             return False  # no key, or its crashes are over
+        assert work.event is not None
         user.event, self._emitted = work.event, None
-        error = attempt(self._callee(tx), work.event, user)
+        error = attempt(tx.pipelined(self._callee), work.event, user)
+        if tx.answers() is not None:  # once more, so that the function hears of it where it happens
+            tx.undo()
+            work.event.forget()
+            self._emitted = None
+            error = attempt(tx.checked(self._callee), work.event, user)
         work.outcome = out.APPLIED if error is None else self._outcome(work, error)
         return error is None
 
@@ -387,13 +390,15 @@ class Projector:
         user = Tx(tx, self._emit)
         user.event, self._emitted = events[0], None
         tx.savepoint()
-        error = attempt(tx.checked(self._function), events, user)
-        if error is not None:
+        error = attempt(tx.pipelined(self._function), events, user)
+        good = tx.answers() is None and error is None
+        if not good:
             self._in_strides = STRIDES_AFTER_FAILURE
-            self._outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
+            if error is not None:
+                self._outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
             tx.undo()
         tx.keep()
-        return error is None
+        return good
 
     # ------------------------------------------------------------ letters
 

@@ -135,6 +135,21 @@ class StoreTx(Protocol):
         """
         ...
 
+    def pipelined(self, function: Function) -> Function:
+        """A function as `checked` gives it, whose statements need not wait for each other's answers.
+
+        Calls are counted from here on. `answers` must follow before anything is concluded from how they ended.
+        """
+        ...
+
+    def answers(self) -> int | None:
+        """Wait for what was sent. The number of the call whose statement failed, from 0; None: none did.
+
+        The error itself is unknown to the function, which may want to do something about it: undo, and call it again
+        as `checked`, after those before it. What is the world's fault is raised.
+        """
+        ...
+
     def savepoint(self) -> None: ...
     def keep(self) -> None: ...
     def undo(self) -> None: ...

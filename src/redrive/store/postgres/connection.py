@@ -74,6 +74,13 @@ class Connection(psycopg.Connection[Row]):
 
     trouble: BaseException | None = None  # after it the server refuses whatever follows
     facets: Any = None  # what the store made for this connection
+    pipe: Any = None  # statements sent and not yet answered
+
+    def wait(self, *args: Any, **options: Any) -> Any:
+        """Everything that psycopg does with a connection comes by here: what was sent before it is answered first."""
+        if self.pipe is not None and self.pipe.is_open:
+            self.pipe.drain()
+        return super().wait(*args, **options)
 
     def commit(self) -> None:
         """Not for functions."""
@@ -97,7 +104,7 @@ class Noting(psycopg.Cursor[Row]):
         try:
             return super().execute(*args, **options)
         except psycopg.Error as error:
-            _note(self.connection, error)
+            note(self.connection, error)
             raise
 
     def executemany(self, *args: Any, **options: Any) -> None:
@@ -105,7 +112,7 @@ class Noting(psycopg.Cursor[Row]):
         try:
             super().executemany(*args, **options)
         except psycopg.Error as error:
-            _note(self.connection, error)
+            note(self.connection, error)
             raise
 
 
@@ -122,7 +129,8 @@ class Guarded(Noting):
         return super().execute(query, *args, **options)
 
 
-def _note(connection: Any, error: psycopg.Error) -> None:
+def note(connection: Any, error: BaseException) -> None:
+    """Remember the first error of a transaction."""
     if isinstance(connection, Connection) and connection.trouble is None:
         connection.trouble = error
 

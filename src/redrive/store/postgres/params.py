@@ -39,6 +39,7 @@ _TOKENS = re.compile(
 )
 _COMMENT = re.compile(r"/\*|\*/")
 _CONTROL = ("BEGIN", "START", "COMMIT", "END", "ABORT")
+_WRITES = ("INSERT", "UPDATE", "DELETE", "MERGE")
 _WORDS = 3  # of a statement that tell whether it ends the transaction
 
 Params = Mapping[str, Any] | Sequence[Any]
@@ -53,6 +54,7 @@ class Statement:
     count: int
     control: str  # the word, in any statement of it, that begins or ends a transaction: not for functions; else empty
     single: bool  # no second statement follows
+    quiet: bool  # it writes and returns no rows
 
     def bind(self, params: Any) -> Sequence[Any]:
         """The values in their order."""
@@ -83,7 +85,7 @@ def translate(sql: str, *, named: bool) -> Statement:
     parts: list[str] = []
     numbers: dict[str, int] = {}
     words: list[str] = []
-    control = ""
+    control, verb, returning = "", "", False
     highest = native = 0
     ended, single = False, True
     for kind, part, inner in _tokens(sql):
@@ -100,15 +102,17 @@ def translate(sql: str, *, named: bool) -> Statement:
             control, words = control or _control(words), []
         elif kind != "space":
             single = single and not ended
-            if kind == "word" and len(words) < _WORDS:
-                words.append(part.upper())
+            if kind == "word":
+                word = part.upper()
+                verb, returning = verb or word, returning or word == "RETURNING"
+                if len(words) < _WORDS:
+                    words.append(word)
     given = len(numbers) if named else highest
     if given and native:
         raise UsageError("the statement mixes parameters like $1 with others; write all of them in one way")
     names = tuple(numbers) if named else None
-    return Statement(
-        "".join(parts), names, given if named else max(highest, native), control or _control(words), single
-    )
+    count, control = given if named else max(highest, native), control or _control(words)
+    return Statement("".join(parts), names, count, control, single, verb in _WRITES and not returning)
 
 
 def _control(words: list[str]) -> str:

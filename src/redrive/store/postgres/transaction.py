@@ -16,6 +16,7 @@ from redrive.store.log import Logs
 from redrive.store.port import Function
 from redrive.store.postgres.connection import Connection, RawNoting, is_the_world
 from redrive.store.postgres.params import Statement, translated
+from redrive.store.postgres.pipe import Pipe
 from redrive.store.postgres.sql import PostgresSql
 from redrive.store.progress import Progress
 from redrive.store.sieve import NoSieve
@@ -33,6 +34,8 @@ class PostgresTx:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._control = psycopg.Cursor(connection)
+        self._pipe = connection.pipe = Pipe(connection)
+        self._hasty = False  # functions run whose statements need not wait
         self.sql: Sql = PostgresSql(connection)
         self.logs = Logs(self.sql, NoSpans(self.sql))
         self.progress = Progress(self.sql)
@@ -43,7 +46,10 @@ class PostgresTx:
     def execute(self, sql: str, params: Any = (), /) -> Any:
         """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""
         statement = _allowed(translated(sql, params))
-        return RawNoting(self.connection).execute(statement.text, statement.bind(params))
+        values = statement.bind(params)
+        if self._hasty and statement.quiet and (sent := self._pipe.send(statement.text, values)) is not None:
+            return sent
+        return RawNoting(self.connection).execute(statement.text, values)
 
     def executemany(self, sql: str, rows: Iterable[Any], /) -> Any:
         """Run a user's statement once for each of these parameters, in few round trips."""
@@ -64,6 +70,25 @@ class PostgresTx:
 
         return call
 
+    def pipelined(self, function: Function) -> Function:
+        """The same for a function whose statements are sent without waiting for each, until `answers`."""
+        pipe, call = self._pipe, self.checked(function)
+        pipe.begin()
+        self._hasty = True
+
+        def hasty(subject: Any, tx: Any) -> None:
+            pipe.calls += 1
+            call(subject, tx)
+
+        return hasty
+
+    def answers(self) -> int | None:
+        """Wait for what was sent; the number of the call whose statement failed, counted from 0."""
+        self._hasty = False
+        self._pipe.drain()
+        self._pipe.raise_if_the_world()
+        return None if self._pipe.failed is None else self._pipe.failed.call
+
     def _spoilt(self) -> Exception:
         """What to raise where an error was passed over."""
         trouble = self.connection.trouble
@@ -81,26 +106,28 @@ class PostgresTx:
 
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
-        self.control("SAVEPOINT redrive_point")
+        self._pipe.control("SAVEPOINT redrive_point")
 
     def keep(self) -> None:
         """What happened since the savepoint stays."""
-        self.control("RELEASE redrive_point")
+        self._pipe.control("RELEASE redrive_point")
 
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
-        self.control("ROLLBACK TO redrive_point")
+        self._pipe.drain()
+        self._pipe.control("ROLLBACK TO redrive_point")
         self.connection.trouble = None
         self.logs.forget()  # a log that was created since is gone too
 
     @property
     def is_open(self) -> bool:
         """Is there a transaction, failed or not?"""
-        return self.connection.status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        return self._pipe.is_open or self.connection.status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
     def commit(self, url: str) -> None:
         """Make it last, or say what is known."""
         connection = self.connection
+        self._pipe.drain()
         if connection.status == TransactionStatus.INERROR:
             raise self._spoilt()
         if not self.is_open:
@@ -117,10 +144,11 @@ class PostgresTx:
     def rollback(self) -> None:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
         self.logs.forget()
-        self.connection.trouble = None
+        self.connection.trouble, self._hasty = None, False
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
             return
         try:
+            self._pipe.drain()
             if not self.is_open:  # a signal struck while a statement was under way
                 raise psycopg.OperationalError("still busy")
             self.control("ROLLBACK")

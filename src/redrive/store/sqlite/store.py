@@ -88,6 +88,14 @@ class SqliteTx:
         """A statement that fails leaves the transaction as it was: who catches the error may go on."""
         return function
 
+    def pipelined(self, function: Function) -> Function:
+        """The same: nobody has to be waited for."""
+        return function
+
+    def answers(self) -> int | None:
+        """All are known."""
+        return None
+
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
         self.connection.execute("SAVEPOINT redrive_point")
