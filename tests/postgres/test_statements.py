@@ -17,11 +17,12 @@ from psycopg.pq import ExecStatus
 from redrive.store.postgres.migrate import prepare
 from redrive.store.postgres.params import translate
 from redrive.store.postgres.queries import queries
-from redrive.store.sql import load_queries
+from redrive.store.sql import load_queries, queries_of
 from redrive.testing.servers import Databases
 
 PACKAGE = Path(__file__).parent.parent.parent / "src" / "redrive"
-SQLITE = load_queries(PACKAGE / "store" / "sqlite" / "queries.sql")
+COMMON = load_queries(PACKAGE / "store" / "queries.sql")
+SQLITE = queries_of(PACKAGE / "store" / "sqlite")
 POSTGRES = load_queries(PACKAGE / "store" / "postgres" / "queries.sql")
 TYPES = {"int8", "int4", "text", "float8", "bytea"}  # what comes back as int, str, float and bytes, as from SQLite
 OTHER_TYPES = {"meta_get": {"jsonb"}, "copy_meta": {"text", "jsonb"}}  # a number or a text
@@ -95,6 +96,8 @@ def test_no_statement_is_an_orphan() -> None:
     named = set(re.findall(r"""["'](\w+)["']""", code))
     begun = tuple(re.findall(r"""f"((?:events|prune)_\w*)\{""", code))  # `events_` and up or down
     assert {name for name in POSTGRES if not name.startswith("pg_")} - set(SQLITE) == set()
+    own = set(load_queries(PACKAGE / "store" / "sqlite" / "queries.sql"))
+    assert set(COMMON) & (own | set(POSTGRES)) == set(), "what one store is told in its own words is not common"
     assert [name for name in {*SQLITE, *POSTGRES} - named if not name.startswith(begun)] == []
 
 

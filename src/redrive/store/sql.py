@@ -1,7 +1,8 @@
-"""Named SQL: statements live in a backend's `queries.sql`, code refers to them by name.
+"""Named SQL: statements live in `queries.sql`, code refers to them by name.
 
 The facets beside this file are written once against `Sql`; a backend supplies the
-connection and a `queries.sql` with the same names. Nothing here builds SQL from strings.
+connection, and a `queries.sql` of its own for what it must be told in other words. Nothing here builds SQL from
+strings.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ def load_queries(path: Path) -> dict[str, str]:
 def _widened(insert: str, rows: int) -> str:
     """The statement for one row, for several: `VALUES (…), (…), (…)`."""
     return insert + f", {insert[insert.rindex('(') :]}" * (rows - 1)
+
+
+def queries_of(store: Path) -> dict[str, str]:
+    """The statements of the store in this folder: those that are common to all, and its own."""
+    return load_queries(Path(__file__).with_name("queries.sql")) | load_queries(store / "queries.sql")
 
 
 class Sql:

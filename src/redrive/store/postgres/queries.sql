@@ -1,5 +1,5 @@
--- What Postgres has to be told in other words than SQLite: every other statement is taken from there as it is.
--- `redrive_x` is read as redrive.x. Names that begin with pg_ are for this store alone.
+-- What Postgres is told in its own words; every other statement is in ../queries.sql. Names that begin with pg_ are for
+-- this store alone.
 
 -- name: meta_set
 -- The inner SELECT gives a text its type, which to_jsonb must know; a number has one.

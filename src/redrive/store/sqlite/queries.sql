@@ -1,7 +1,4 @@
--- Every statement redrive runs on SQLite, one named block each. Another store has the same names.
-
--- name: meta_get
-SELECT value FROM redrive_meta WHERE name = :name
+-- What SQLite is told in its own words; every other statement is in ../queries.sql.
 
 -- name: meta_set
 INSERT INTO redrive_meta VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value
@@ -11,15 +8,6 @@ INSERT INTO redrive_meta VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET
 SELECT 1 FROM redrive_meta WHERE name LIKE 'identity:%' AND value = :identity
 
 -- ---------------------------------------------------------------- log
-
--- name: log_find
-SELECT id FROM redrive_logs WHERE name = :name
-
--- name: log_add
-INSERT INTO redrive_logs (name) VALUES (:name) ON CONFLICT DO NOTHING
-
--- name: log_all
-SELECT id, name FROM redrive_logs ORDER BY name
 
 -- name: event_insert
 -- Run with one VALUES row or several. FAIL: what was inserted before the failing row stays until the transaction or the
@@ -55,57 +43,14 @@ INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_
 (?1, ?, ?, ?, ?, ?, ?, ?, ?),
 (?1, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: emitted_above
--- Taking back what the same transaction has just appended to a log.
-DELETE FROM redrive_events WHERE log = ? AND position > ?
-
--- name: event_by_id
-SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events WHERE log = ? AND id = ?
-
--- name: event_by_position
-SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
-WHERE position = ? AND log = ?
-
--- name: key_version
-SELECT max(version) FROM redrive_events WHERE log = ? AND key = ?
-
 -- name: key_versions
 -- The last versions of many keys as one JSON object: one step, however many keys there are.
 SELECT json_group_object(value, coalesce((SELECT max(version) FROM redrive_events WHERE log = ?1 AND key = value), 0))
 FROM json_each(?2)
 
--- name: events_after
-SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
-WHERE log = ? AND position > ? ORDER BY position LIMIT ?
-
 -- name: events_near
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events NOT INDEXED
 WHERE log = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?
-
--- name: events_of_key
-SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
-WHERE log = ? AND key = ? AND version > ? ORDER BY version LIMIT ?
-
--- name: log_last
-SELECT coalesce(max(position), 0) FROM redrive_events WHERE log = ?
-
--- name: log_last_before
--- The highest position whose successors are all at or after the given time.
-SELECT coalesce(min(position) - 1, (SELECT coalesce(max(position), 0) FROM redrive_events WHERE log = :log))
-FROM redrive_events WHERE log = :log AND time_us >= :time_us
-
--- name: event_anchor
--- The last event at or below a position: what progress remembers to recognise the log by.
-SELECT position, id FROM redrive_events WHERE log = ? AND position <= ? ORDER BY position DESC LIMIT 1
-
--- name: events_count
-SELECT type, count(*) FROM redrive_events WHERE log = :log AND position > :above AND position <= :upto GROUP BY type
-
--- name: lag_count
-SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above LIMIT :limit) AS above
-
--- name: lag_oldest
-SELECT time_us FROM redrive_events WHERE log = :log AND position > :above ORDER BY position LIMIT 1
 
 -- name: events_up
 -- A page of a listing, in order. Data is read only if asked for: it may be large.
@@ -182,63 +127,11 @@ WHERE span >= :first AND span <= :last AND (:log IS NULL OR log = :log) AND high
   AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY span DESC LIMIT :limit
 
--- name: events_between
-SELECT count(*) FROM (SELECT 1 FROM redrive_events WHERE log = :log AND position > :above AND position < :below LIMIT :limit) AS found
-
--- name: events_by_prefix
--- The first ids of a log at or after a text: those that begin with it come first.
-SELECT position, id FROM redrive_events WHERE log = :log AND id >= :start ORDER BY id LIMIT :limit
-
 -- ---------------------------------------------------------------- subscriptions and progress
-
--- name: subscription_find
-SELECT id, name, kind, source, ordering FROM redrive_subscriptions WHERE name = :name
-
--- name: subscription_all
-SELECT id, name, kind, source, ordering FROM redrive_subscriptions ORDER BY name
-
--- name: subscription_add
-INSERT INTO redrive_subscriptions (name, kind, source, ordering, created_at)
-VALUES (:name, :kind, :source, :ordering, :now) RETURNING id
-
--- name: subscription_rename
-UPDATE redrive_subscriptions SET name = :new WHERE name = :old
-
--- name: subscription_reorder
-UPDATE redrive_subscriptions SET ordering = :ordering, kind = :kind WHERE id = :subscription
-
--- name: progress_add
-INSERT INTO redrive_progress (member, subscription, position, anchor, started_from)
-VALUES (:member, :subscription, :position, :anchor, :position)
-
--- name: progress_get
-SELECT member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused, halted,
-       owner, lease_until, lease_set_at, unclean, boot, settled_at, last_type, last_time_us
-FROM redrive_progress WHERE member = ?
-
--- name: progress_of
-SELECT member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused, halted,
-       owner, lease_until, lease_set_at, unclean, boot, settled_at, last_type, last_time_us
-FROM redrive_progress WHERE subscription = ? ORDER BY member
-
--- name: fence
--- First in every settling transaction. No row: another owner, or progress is not where we believe. Locks the row.
-UPDATE redrive_progress SET epoch = epoch WHERE member = ? AND epoch = ? AND position = ?
-RETURNING parked_version, paused, quiet_until
-
--- name: advance
-UPDATE redrive_progress SET position = :position, anchor = coalesce(:anchor, anchor), applied = applied + :applied,
-       ignored = ignored + :ignored, settled_at = :now, last_type = coalesce(:last_type, last_type),
-       last_time_us = coalesce(:last_time_us, last_time_us)
-WHERE member = :member AND epoch = :epoch
 
 -- name: hold
 -- Nobody settles anything of a subscription, or operates on it, until the transaction ends. Here the write lock sees to it.
 SELECT 1 FROM redrive_progress WHERE subscription = :subscription
-
--- name: lock_subscription
--- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
-UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription
 
 -- name: now
 -- The store's clock, which leases and due times go by: here it is the machine's, as the caller read it.
@@ -253,34 +146,9 @@ WHERE member = :member AND epoch = :epoch RETURNING epoch
 UPDATE redrive_progress SET lease_until = :until, lease_set_at = :now WHERE member = :member AND epoch = :epoch
 RETURNING parked_version, paused
 
--- name: lease_release
-UPDATE redrive_progress SET owner = NULL, lease_until = 0, unclean = 0 WHERE member = :member AND epoch = :epoch
-
 -- name: worker_beat
 INSERT INTO redrive_workers VALUES (:owner, :version, :started_at, :now, :runs)
 ON CONFLICT (owner) DO UPDATE SET seen_at = excluded.seen_at, runs = excluded.runs
-
--- name: worker_leave
-DELETE FROM redrive_workers WHERE owner = :owner
-
--- name: workers_forget
-DELETE FROM redrive_workers WHERE seen_at < :before
-
--- name: workers_all
-SELECT owner, version, started_at, seen_at, runs FROM redrive_workers ORDER BY started_at, owner
-
--- name: members_owned
--- Who owns what, and since when.
-SELECT s.name, p.member, p.owner, p.taken_at, p.lease_until, p.position, p.epoch,
-       (SELECT count(*) FROM redrive_progress o WHERE o.subscription = p.subscription)
-FROM redrive_progress p JOIN redrive_subscriptions s ON s.id = p.subscription
-WHERE p.owner IS NOT NULL ORDER BY s.name, p.member
-
--- name: halted_set
-UPDATE redrive_progress SET halted = :reason WHERE member = :member AND epoch = :epoch
-
--- name: paused_set
-UPDATE redrive_progress SET paused = :paused WHERE subscription = :subscription
 
 -- name: progress_reset
 -- Epochs never restart: the former owner, if any, is fenced by this very statement.
@@ -289,97 +157,12 @@ UPDATE redrive_progress SET position = :position, anchor = :anchor, epoch = epoc
        unclean = 0, started_from = :position, halted = NULL, last_type = NULL, last_time_us = NULL
 WHERE subscription = :subscription
 
--- name: progress_skip
--- Forward over events that are given up: the counters stay, the former owner is fenced.
-UPDATE redrive_progress SET position = :position, anchor = :anchor, epoch = epoch + 1, parked_version = parked_version + 1,
-       owner = NULL, lease_until = 0, unclean = 0, halted = NULL
-WHERE subscription = :subscription
-
--- name: members_drop
-DELETE FROM redrive_progress WHERE subscription = :subscription
-
--- name: member_begin
--- A partition after a change of their number: epochs never restart, and the first keeps the books of all.
-UPDATE redrive_progress SET epoch = :epoch, parked_version = :parked_version, applied = :applied, ignored = :ignored,
-       started_from = :started_from, quiet_until = :quiet_until, paused = :paused, settled_at = :settled_at,
-       last_type = :last_type, last_time_us = :last_time_us
-WHERE member = :member
-
--- name: inflight_forget
--- Who was settled without running alone, as an operator can, is suspected of nothing.
-DELETE FROM redrive_inflight WHERE member = :member
-  AND (position <= :progress OR position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
-  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription
-                  AND l.position = redrive_inflight.position AND l.state IN ('retrying', 'dead'))
-
--- name: inflight_drop
-DELETE FROM redrive_inflight WHERE member & 4294967295 = :subscription
-
--- name: epoch_bump
-UPDATE redrive_progress SET epoch = epoch + 1, parked_version = parked_version + 1, owner = NULL, lease_until = 0, unclean = 0
-WHERE subscription = :subscription
-
--- name: done_chunks
-SELECT chunk, marks FROM redrive_done_chunks WHERE member = ? AND chunk <= ? ORDER BY chunk
-
--- name: done_chunk
-SELECT marks FROM redrive_done_chunks WHERE member = ? AND chunk = ?
-
--- name: done_put
-INSERT INTO redrive_done_chunks VALUES (?, ?, ?) ON CONFLICT (member, chunk) DO UPDATE SET marks = excluded.marks
-
--- name: done_drop
-DELETE FROM redrive_done_chunks WHERE member = ? AND chunk < ?
-
--- name: done_members
-SELECT DISTINCT member FROM redrive_done_chunks WHERE member & 4294967295 = ? ORDER BY member
-
--- name: filter_add
-INSERT INTO redrive_filters VALUES (:subscription, :from_position, :types)
-ON CONFLICT (subscription, from_position) DO UPDATE SET types = excluded.types
-
--- name: filter_all
-SELECT from_position, types FROM redrive_filters WHERE subscription = :subscription ORDER BY from_position
-
--- name: filter_clear
-DELETE FROM redrive_filters WHERE subscription = :subscription AND from_position >= :above
-
--- name: range_add
-INSERT INTO redrive_ranges VALUES (:subscription, :from_position, :to_position, :discarded, :audit)
-
--- name: range_all
-SELECT from_position, to_position, discarded, audit FROM redrive_ranges WHERE subscription = :subscription ORDER BY from_position
-
--- name: range_cut
--- A range that was skipped is to be read again above a position.
-DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position >= :above
-
--- name: range_set
-UPDATE redrive_ranges SET to_position = :to_position, discarded = :discarded
-WHERE subscription = :subscription AND from_position = :from_position
-
--- name: state_any
--- Has the subscription ever kept keyed state?
-SELECT 1 FROM redrive_meta WHERE name = 'state ' || :subscription
-
 -- name: table_extras
 -- Indexes and triggers that somebody put on a table: they are lost when it is dropped.
 SELECT sql FROM sqlite_master WHERE tbl_name = :name AND type IN ('index', 'trigger') AND sql IS NOT NULL ORDER BY name
 
 -- name: table_exists
 SELECT 1 FROM sqlite_master WHERE name = :name AND type = 'table'
-
--- name: table_all
-SELECT name, columns FROM redrive_tables WHERE subscription = :subscription ORDER BY name
-
--- name: table_owner
-SELECT s.name FROM redrive_tables t JOIN redrive_subscriptions s ON s.id = t.subscription WHERE t.name = :name
-
--- name: table_add
-INSERT INTO redrive_tables VALUES (:name, :subscription, :columns) ON CONFLICT (name) DO UPDATE SET columns = excluded.columns
-
--- name: table_drop
-DELETE FROM redrive_tables WHERE name = :name
 
 -- ---------------------------------------------------------------- letters
 
@@ -390,54 +173,10 @@ INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, 
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
        (SELECT coalesce(max(rev), 0) FROM redrive_edits WHERE subscription = ? AND position = ?))
 
--- name: letter_retry
--- One row or none: none means that an operator was faster, and the attempt's effects are dropped.
-UPDATE redrive_letters SET state = :state, reason = :reason, rev = rev + 1, attempts = :attempts, replaying = 0,
-       due_at = :due_at, due_set_at = :now, delay = :delay, first_failed_at = coalesce(first_failed_at, :now),
-       last_failed_at = :now, error_type = :error_type, error_message = :error_message, fingerprint = :fingerprint,
-       touched_at = :now, resolved_by = :resolved_by
-WHERE id = :id AND rev = :rev AND state = 'retrying'
-
--- name: letter_again
--- The same for a letter that stays `retrying`: its state is not written, so the indexes on it are not either.
-UPDATE redrive_letters SET reason = :reason, rev = rev + 1, attempts = :attempts, replaying = 0,
-       due_at = :due_at, due_set_at = :now, delay = :delay, first_failed_at = coalesce(first_failed_at, :now),
-       last_failed_at = :now, error_type = :error_type, error_message = :error_message, fingerprint = :fingerprint,
-       touched_at = :now
-WHERE id = :id AND rev = :rev AND state = 'retrying'
-
--- name: letter_settle
-UPDATE redrive_letters SET state = :state, rev = rev + 1, attempts = :attempts, replaying = 0, touched_at = :now,
-       resolved_by = :resolved_by
-WHERE id = :id AND rev = :rev AND state = 'retrying'
-
--- name: attempt_add
-INSERT INTO redrive_attempts (letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: attempts_of
-SELECT attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker FROM redrive_attempts
-WHERE letter = :letter ORDER BY id
-
 -- name: lane_heads
 -- SQLite fills the bare columns from the row with the minimum.
 SELECT lane, min(position), id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, count(*), lane
 FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane
-
--- name: lane_head
-SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, 0
-FROM redrive_letters WHERE subscription = ? AND lane = ? AND state IN ('retrying', 'dead') ORDER BY position LIMIT 1
-
--- name: loose_letters
--- Letters in a lane of their own never wait behind another; only those with a due time matter to the owner.
-SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, 1, coalesce(key, event_id)
-FROM redrive_letters WHERE subscription = ? AND lane IS NULL AND state = 'retrying'
-
--- name: letter_event
-SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
-FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
-LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
-WHERE l.id = ?
 
 -- name: letter_events
 -- The same for a JSON list of letters, each with its letter's number in front.
@@ -445,228 +184,24 @@ SELECT l.id, e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.
 FROM json_each(?) asked CROSS JOIN redrive_letters l ON l.id = asked.value JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 
--- name: letter_get
-SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
-       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
-FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription WHERE l.id = :id
-
--- name: letters_page
-SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
-       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
-FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
-WHERE l.state = :state AND l.id > :after ORDER BY l.id LIMIT :limit
-
--- name: letters_page_of
-SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
-       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
-FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
-WHERE l.state = :state AND l.subscription = :subscription AND l.id > :after ORDER BY l.id LIMIT :limit
-
--- name: letters_waiting
--- How many open letters wait behind this one: behind a head the rest of its lane, behind another they are counted.
-SELECT coalesce(
-  (SELECT n - 1 FROM redrive_lanes WHERE subscription = :subscription AND lane = :lane AND oldest = :position),
-  (SELECT count(*) FROM redrive_letters
-   WHERE subscription = :subscription AND lane = :lane AND position > :position AND state IN ('retrying', 'dead')))
-
--- name: letter_counts
-SELECT s.name, c.state, c.reason, c.type, c.fingerprint, c.n FROM redrive_letter_counts c
-JOIN redrive_subscriptions s ON s.id = c.subscription
-
 -- name: letter_counts_of
 SELECT state, sum(n) FROM redrive_letter_counts WHERE subscription = :subscription GROUP BY state
-
--- name: open_letters
-SELECT id, position, lane, key, type, event_id, edits FROM redrive_letters
-WHERE subscription = :subscription AND state IN ('retrying', 'dead') ORDER BY position
 
 -- name: letter_replay
 UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :due_at, due_set_at = :now,
        delay = :due_at - :now, touched_at = :now, operation = :operation
 WHERE id = :id AND rev = :rev AND state = 'dead'
 
--- name: letter_unreplay
--- A replay that has not run yet is taken back; rev tells an owner that runs it this moment.
-UPDATE redrive_letters SET state = 'dead', replaying = 0, rev = rev + 1, touched_at = :now
-WHERE id = :id AND operation = :operation AND state = 'retrying' AND replaying = 1
-
--- name: letter_discard
-UPDATE redrive_letters SET state = 'discarded', rev = rev + 1, touched_at = :now, resolved_by = :resolved_by
-WHERE id = :id AND rev = :rev AND state IN ('retrying', 'dead')
-
--- name: letter_edit
-UPDATE redrive_letters SET edits = :edits, rev = rev + 1, touched_at = :now
-WHERE id = :id AND rev = :rev AND state IN ('retrying', 'dead')
-
--- name: letter_reopen
-UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :now, due_set_at = :now, delay = 0,
-       touched_at = :now, resolved_by = NULL WHERE id = :id AND rev = :rev AND state = 'discarded'
-
--- name: letter_rekey
-UPDATE redrive_letters SET lane = :lane, key = :key, rev = rev + 1, touched_at = :now WHERE id = :id
-
--- name: settled_after
--- Later events that are settled other than by being discarded or held: an earlier one of their lane must stay closed.
--- The caller knows lanes and filters.
-SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data FROM redrive_events e
-WHERE e.log = :log AND e.position > :position
-  AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
-  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
-                  AND l.state IN ('retrying', 'dead', 'discarded'))
-ORDER BY e.position LIMIT :limit
-
--- name: settled_after_of_key
--- The same where lanes are the events' own keys.
-SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data FROM redrive_events e
-WHERE e.log = :log AND e.key = :key AND e.position > :position
-  AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
-  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
-                  AND l.state IN ('retrying', 'dead', 'discarded'))
-ORDER BY e.position LIMIT :limit
-
--- name: letters_supersede
--- Their events come round again. What an operator or a rule discarded stays discarded; what the function itself
--- ignored is asked again. Who was still open is remembered: its emissions were never made.
-UPDATE redrive_letters SET state = 'superseded', rev = rev + 1, touched_at = :now,
-       resolved_by = CASE WHEN state IN ('retrying', 'dead') THEN :was_open ELSE :was_settled END
-WHERE subscription = :subscription AND position > :above
-  AND (state IN ('retrying', 'dead', 'applied') OR (state = 'discarded' AND resolved_by IN ('ignore verdict', 'replay')))
-
--- name: seek_superseded
--- How many letters going back would supersede: the same condition as letters_supersede.
-SELECT count(*) FROM redrive_letters WHERE subscription = :subscription AND position > :above
-  AND (state IN ('retrying', 'dead', 'applied') OR (state = 'discarded' AND resolved_by IN ('ignore verdict', 'replay')))
-
--- name: seek_kept
--- What stays discarded when progress goes back, by type.
-SELECT type, count(*) FROM redrive_letters WHERE subscription = :subscription AND position > :above AND position <= :upto
-  AND state = 'discarded' AND (resolved_by IS NULL OR resolved_by NOT IN ('ignore verdict', 'replay')) GROUP BY type
-
--- name: letters_unheard
--- Positions whose letter was open when progress was taken back, or was discarded and may be reopened: not quiet,
--- whatever quiet_until says. One too many does no harm, since the ids of emissions are derived.
-SELECT position FROM redrive_letters l WHERE subscription = :subscription
-  AND ((state = 'superseded' AND resolved_by = :was_open)
-       OR (state <> 'superseded' AND EXISTS (SELECT 1 FROM redrive_journal j WHERE j.letter = l.id AND j.state = 'discarded')))
-
--- name: letters_heard
--- They have been settled since, so their emissions were made; not those that a newer letter holds open.
-UPDATE redrive_letters SET resolved_by = :was_settled
-WHERE subscription = :subscription AND state = 'superseded' AND resolved_by = :was_open
-  AND (position <= :progress OR position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
-  AND position NOT IN (SELECT position FROM redrive_letters
-                       WHERE subscription = :subscription AND state IN ('retrying', 'dead'))
-
--- name: letters_homeless
--- Open letters whose event the log no longer holds.
-SELECT l.id, l.position FROM redrive_letters l
-WHERE l.subscription = :subscription AND l.state IN ('retrying', 'dead') AND NOT EXISTS
-      (SELECT 1 FROM redrive_events e WHERE e.position = l.position AND e.log = :log AND e.id = l.event_id)
-ORDER BY l.position
-
--- name: letters_discarded
-SELECT position FROM redrive_letters
-WHERE subscription = :subscription AND state = 'discarded' AND position > :above ORDER BY position
-
--- name: events_of_type
-SELECT position FROM redrive_events
-WHERE log = :log AND position > :above AND position <= :upto AND type = :type ORDER BY position LIMIT :limit
-
--- name: edit_add
-INSERT INTO redrive_edits VALUES (:subscription, :position, :rev, :data, :audit)
-
 -- name: edits_latest
 SELECT position, max(rev), data FROM redrive_edits WHERE subscription = :subscription GROUP BY position
 
--- name: edits_of
-SELECT rev, data, audit FROM redrive_edits WHERE subscription = :subscription AND position = :position ORDER BY rev
-
--- name: lanes_worst
--- Lanes by how many open letters they hold, most first, then by how long, after one with so many that is so old.
-SELECT lane, oldest, n FROM
-  (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n = :size AND oldest > :position
-   ORDER BY oldest LIMIT :limit) AS as_full
-UNION ALL SELECT lane, oldest, n FROM
-  (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n < :size
-   ORDER BY n DESC, oldest LIMIT :limit) AS less_full
-
--- name: lane_ahead
-SELECT count(*) FROM redrive_letters
-WHERE subscription = :subscription AND lane = :lane AND position < :position AND state IN ('retrying', 'dead')
-
--- name: letter_at
-SELECT id FROM redrive_letters WHERE subscription = :subscription AND position = :position AND state <> 'superseded'
-
--- name: letters_were_at
--- Letters that an event had before progress was taken back.
-SELECT id FROM redrive_letters
-WHERE event_id = :event AND subscription = :subscription AND position = :position AND state = 'superseded' ORDER BY id
-
 -- ---------------------------------------------------------------- crash counting
-
--- name: inflight_start
-INSERT INTO redrive_inflight VALUES (:member, :position, 1, 0, :boot)
-ON CONFLICT (member, position) DO UPDATE SET running = 1, boot = excluded.boot
-
--- name: inflight_clear
-DELETE FROM redrive_inflight WHERE member = :member AND position = :position
-
--- name: inflight_excuse
-UPDATE redrive_inflight SET running = 0 WHERE member = :member
 
 -- name: inflight_charge
 UPDATE redrive_inflight SET running = 0, charges = charges + (boot IS :boot)
 WHERE member = :member AND running = 1
 
--- name: inflight_all
-SELECT position, charges FROM redrive_inflight WHERE member = :member
-
--- ---------------------------------------------------------------- keyed state
-
--- name: state_get
-SELECT version, data FROM redrive_state WHERE subscription = ? AND key = ?
-
--- name: state_add
--- The version is the position of the event that wrote: it never comes back, not even after the state was deleted.
-INSERT INTO redrive_state VALUES (:subscription, :key, :position, :data) ON CONFLICT DO NOTHING
-
--- name: state_save
-UPDATE redrive_state SET version = :position, data = :data
-WHERE subscription = :subscription AND key = :key AND version = :version
-
--- name: state_save_many
-UPDATE redrive_state SET version = ?, data = ? WHERE subscription = ? AND key = ? AND version = ?
-
--- name: state_add_many
-INSERT INTO redrive_state VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
-
--- name: state_drop
-DELETE FROM redrive_state WHERE subscription = :subscription AND key = :key AND version = :version
-
--- name: state_clear
-DELETE FROM redrive_state WHERE subscription = :subscription
-
--- name: state_near
--- Keys that have state, from a text on.
-SELECT key FROM redrive_state WHERE subscription = :subscription AND key >= :start ORDER BY key LIMIT :limit
-
 -- ---------------------------------------------------------------- controls and audit
-
--- name: control_add
-INSERT INTO redrive_controls (subscription, verb, letter, rev, who, reason, at)
-VALUES (:subscription, :verb, :letter, :rev, :who, :reason, :now)
-
--- name: control_all
-SELECT id, verb, letter, rev, who, reason FROM redrive_controls WHERE subscription = :subscription ORDER BY id
-
--- name: control_drop
-DELETE FROM redrive_controls WHERE id = :id
-
--- name: control_clear
-DELETE FROM redrive_controls WHERE subscription = :subscription
 
 -- name: audit_last
 SELECT hash FROM redrive_audit ORDER BY id DESC LIMIT 1
@@ -675,95 +210,22 @@ SELECT hash FROM redrive_audit ORDER BY id DESC LIMIT 1
 INSERT INTO redrive_audit (at, who, action, subscription, target, reason, details, hash)
 VALUES (:now, :who, :action, :subscription, :target, :reason, :details, :hash) RETURNING id
 
--- name: audit_all
-SELECT id, at, who, action, subscription, target, reason, details, hash FROM redrive_audit WHERE id > :after ORDER BY id LIMIT :limit
-
 -- name: audit_highest
 -- The highest number that was ever given to an audit row: what was cut off at the end shows by it.
 SELECT seq FROM sqlite_sequence WHERE name = 'redrive_audit'
 
--- name: audit_of_target
-SELECT id, at, who, action, reason, details FROM redrive_audit
-WHERE subscription = :subscription AND target = :target ORDER BY id
-
--- name: audit_get
-SELECT at, who, action, reason FROM redrive_audit WHERE id = :id
-
 -- ---------------------------------------------------------------- ledger
-
--- name: ledger_unsettled_letters
--- Letters that claim a position which progress has not settled: at most one fate each, and none before its time.
-SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state <> 'superseded'
-  AND l.position > (SELECT min(position) FROM redrive_progress WHERE subscription = :subscription)
-  AND l.position NOT IN (SELECT position FROM redrive_done WHERE subscription = :subscription)
-ORDER BY l.position
-
--- name: ledger_stale_done
--- Of several partitions, one keeps its marks until it settles something again: then the slowest may be far ahead.
-SELECT d.position FROM redrive_done d WHERE d.subscription = :subscription
-  AND d.position <= (SELECT min(position) FROM redrive_progress WHERE subscription = :subscription)
-  AND 1 = (SELECT count(*) FROM redrive_progress WHERE subscription = :subscription) ORDER BY d.position
-
--- name: ledger_done_events
-SELECT e.position, e.type FROM redrive_done d JOIN redrive_events e ON e.position = d.position AND e.log = :log
-WHERE d.subscription = :subscription AND d.position > :above ORDER BY d.position
-
--- name: ledger_empty_done
--- Done rows without an event.
-SELECT d.position FROM redrive_done d WHERE d.subscription = :subscription
-  AND d.position > (SELECT min(position) FROM redrive_progress WHERE subscription = :subscription) AND NOT EXISTS
-       (SELECT 1 FROM redrive_events e WHERE e.position = d.position AND e.log = :log) ORDER BY d.position
-
--- name: ledger_letters
--- Fates by letter in a range of positions.
-SELECT state, type, count(*) FROM redrive_letters
-WHERE subscription = :subscription AND position > :above AND position <= :upto AND state <> 'superseded' GROUP BY state, type
-
--- name: ledger_letters_of_type
-SELECT position FROM redrive_letters
-WHERE subscription = :subscription AND position > :above AND position <= :upto AND state = :state AND type = :type
-ORDER BY position
-
--- name: ledger_letters_in
-SELECT position FROM redrive_letters
-WHERE subscription = :subscription AND position > :above AND position <= :upto AND state <> 'superseded' ORDER BY position
-
--- name: ledger_doubled_letters
-SELECT position FROM redrive_letters WHERE subscription = :subscription AND state <> 'superseded'
-GROUP BY position HAVING count(*) > 1
 
 -- name: ledger_journal_gaps
 -- A letter whose last journal entry is not its state, or that has none.
 SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state IS NOT
   (SELECT j.state FROM redrive_journal j WHERE j.letter = l.id ORDER BY j.seq DESC LIMIT 1) ORDER BY l.position
 
--- name: ledger_missing_letters
--- The journal knows a letter that is not there.
-SELECT DISTINCT j.position FROM redrive_journal j
-WHERE j.subscription = :subscription AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.id = j.letter)
-ORDER BY j.position
-
--- name: ledger_steps
--- Which state followed which, how often.
-SELECT before, state, count(*) FROM
-  (SELECT state, lag(state) OVER (PARTITION BY letter ORDER BY seq) AS before FROM redrive_journal
-   WHERE subscription = :subscription) AS steps
-GROUP BY before, state
-
 -- name: ledger_step_positions
 SELECT position FROM
   (SELECT position, state, lag(state) OVER (PARTITION BY letter ORDER BY seq) AS before FROM redrive_journal
    WHERE subscription = :subscription)
 WHERE state = :state AND before IS :before ORDER BY position
-
--- name: ledger_unexplained
--- Dead letters without a single attempt in their history.
-SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state = 'dead'
-  AND NOT EXISTS (SELECT 1 FROM redrive_attempts a WHERE a.letter = l.id) ORDER BY l.position
-
--- name: ledger_unsigned_discards
-SELECT position FROM redrive_letters WHERE subscription = :subscription AND state = 'discarded' AND resolved_by IS NULL
-ORDER BY position
 
 -- name: ledger_misfiled
 -- Letters in a lane that the subscription's order does not have.
@@ -772,80 +234,11 @@ WHERE l.subscription = :subscription AND l.state IN ('retrying', 'dead') AND l.l
       CASE s.ordering WHEN 'key' THEN l.lane IS NOT l.key WHEN 'total' THEN l.lane <> '*' ELSE 1 END
 ORDER BY l.position
 
--- name: ledger_lost_edits
--- Letters that refer to an edit which is not there.
-SELECT l.position FROM redrive_letters l WHERE l.subscription = :subscription AND l.state <> 'superseded' AND l.edits > 0
-  AND NOT EXISTS (SELECT 1 FROM redrive_edits d WHERE d.subscription = l.subscription AND d.position = l.position
-                  AND d.rev = l.edits) ORDER BY l.position
-
--- name: ledger_unaudited
--- Edits and skipped ranges that no audit row accounts for.
-SELECT position FROM redrive_edits WHERE subscription = :subscription AND audit NOT IN (SELECT id FROM redrive_audit)
-UNION SELECT from_position + 1 FROM redrive_ranges
-WHERE subscription = :subscription AND audit NOT IN (SELECT id FROM redrive_audit) ORDER BY 1
-
--- name: ledger_overtaken
--- An applied event of a lane above an open letter of the same lane.
-SELECT a.position FROM redrive_letters a WHERE a.subscription = :subscription AND a.state = 'applied' AND EXISTS
-       (SELECT 1 FROM redrive_letters o WHERE o.subscription = a.subscription AND o.lane = a.lane
-        AND o.state IN ('retrying', 'dead') AND o.position < a.position) ORDER BY a.position
-
--- name: ledger_overtaken_at_intake
--- Settled events of a parked key that never were letters, where lanes are the events' own keys.
-SELECT e.position, e.type FROM
-  (SELECT lane, min(position) AS position FROM redrive_letters
-   WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane) h
-JOIN redrive_events e ON e.log = :log AND e.key = h.lane AND e.position > h.position
-WHERE (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
-  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
-                  AND l.state <> 'superseded') ORDER BY e.position
-
--- name: ledger_passed_total
--- The same in total order: settled events above the lowest open letter that never were letters.
-SELECT e.position, e.type FROM redrive_events e
-WHERE e.log = :log AND e.position > (SELECT min(position) FROM redrive_letters
-      WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead'))
-  AND (e.position <= :progress OR e.position IN (SELECT position FROM redrive_done WHERE subscription = :subscription))
-  AND NOT EXISTS (SELECT 1 FROM redrive_letters l WHERE l.subscription = :subscription AND l.position = e.position
-                  AND l.state <> 'superseded') ORDER BY e.position
-
--- name: ledger_counts
-SELECT state, reason, type, fingerprint, count(*) FROM redrive_letters WHERE subscription = :subscription
-GROUP BY state, reason, type, fingerprint
-
--- name: ledger_kept_counts
-SELECT state, reason, type, fingerprint, n FROM redrive_letter_counts WHERE subscription = :subscription
-
--- name: ledger_lanes
--- Lanes whose number of open letters, or whose head, is not kept as the letters have it.
-SELECT min(oldest) FROM
-  (SELECT lane, n, oldest FROM redrive_lanes WHERE subscription = :subscription
-   UNION ALL SELECT lane, -count(*), min(position) FROM redrive_letters
-   WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane) AS both_sides
-GROUP BY lane HAVING count(*) <> 2 OR sum(n) <> 0 OR min(oldest) <> max(oldest) ORDER BY 1
-
--- name: ledger_lost_events
--- Letters whose event is no longer in the log, or is another one.
-SELECT l.position FROM redrive_letters l
-LEFT JOIN redrive_events e ON e.position = l.position AND e.id = l.event_id AND e.log = :log AND e.type = l.type
-WHERE l.subscription = :subscription AND l.state <> 'superseded' AND e.position IS NULL ORDER BY l.position
-
--- name: ledger_log_holes
--- Events before which a version of their key is missing, or that stand in the wrong order.
-SELECT position FROM
-  (SELECT position, version, lag(version) OVER w AS before, lag(position) OVER w AS below
-   FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version)) AS numbered
-WHERE version <> before + 1 OR position < below ORDER BY position
-
 -- name: ledger_strays
 -- Events below the end of the last span that their own span does not know.
 SELECT position FROM redrive_events e WHERE log = :log AND position < (SELECT (max(span) + 1) * :size FROM redrive_spans)
   AND NOT EXISTS (SELECT 1 FROM redrive_spans s WHERE s.span = e.position / :size AND s.log = e.log AND s.type = e.type
                   AND s.low <= e.time_us AND s.high >= e.time_us) ORDER BY position
-
--- name: ledger_said
-SELECT id, position, error_type, error_message FROM redrive_letters
-WHERE subscription = :subscription AND state = 'dead' AND id > :after ORDER BY id LIMIT :limit
 
 -- name: ledger_receipts
 -- Operations whose receipt is not what their letters say.
@@ -856,14 +249,6 @@ SELECT o.id FROM redrive_operations o LEFT JOIN
 WHERE o.selected <> coalesce(l.n, 0) OR o.applied <> coalesce(l.applied, 0) OR o.failed <> coalesce(l.failed, 0)
    OR o.skipped <> coalesce(l.skipped, 0) OR o.waiting <> coalesce(l.waiting, 0)
 UNION SELECT operation FROM redrive_operation_letters WHERE operation NOT IN (SELECT id FROM redrive_operations)
-ORDER BY 1
-
--- name: ledger_orphans
--- Subscriptions that other tables speak of and nobody has registered.
-SELECT subscription FROM redrive_progress WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
-UNION SELECT subscription FROM redrive_letters WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
-UNION SELECT member & 4294967295 FROM redrive_done_chunks WHERE member & 4294967295 NOT IN (SELECT id FROM redrive_subscriptions)
-UNION SELECT subscription FROM redrive_lanes WHERE subscription NOT IN (SELECT id FROM redrive_subscriptions)
 ORDER BY 1
 
 -- ---------------------------------------------------------------- selections, operations, notes
@@ -954,19 +339,6 @@ SELECT letters, bits FROM redrive_sieve WHERE letters >= ? ORDER BY letters LIMI
 SELECT id FROM redrive_letters WHERE event_id >= :start AND event_id < :start || char(1114111) AND state <> 'superseded'
 ORDER BY id LIMIT :limit
 
--- name: causes
--- Dead letters by cause, from the counters.
-SELECT c.fingerprint, c.subscription, s.name, c.reason, c.type, c.n FROM redrive_letter_counts c
-JOIN redrive_subscriptions s ON s.id = c.subscription WHERE c.state = 'dead'
-
--- name: cause_first
-SELECT error_type, error_message, first_failed_at FROM redrive_letters
-WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscription ORDER BY id LIMIT 1
-
--- name: cause_last
-SELECT last_failed_at FROM redrive_letters
-WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscription ORDER BY id DESC LIMIT 1
-
 -- name: cause_lanes
 -- How many lanes the first so many letters of a cause hold back, and how many events wait in them. Behind a head waits
 -- the rest of its lane; behind another is counted.
@@ -977,82 +349,12 @@ SELECT count(DISTINCT coalesce(lane, char(1) || id)), coalesce(sum(behind), 0), 
    FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
    WHERE l.state = 'dead' AND l.fingerprint = :fingerprint AND l.subscription = :subscription ORDER BY l.id LIMIT :limit)
 
--- name: lane_letters
--- What is open in a lane from a position on, in order.
-SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
-       l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
-FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
-WHERE l.subscription = :subscription AND l.lane = :lane AND l.state IN ('retrying', 'dead') AND l.position > :above
-ORDER BY l.position LIMIT :limit
-
 -- name: operation_add
 INSERT INTO redrive_operations (action, who, reason, at, selected, rate) VALUES (:action, :who, :reason, :now, :selected, :rate)
-
--- name: operation_letter_add
-INSERT INTO redrive_operation_letters (operation, letter, rev) VALUES (?, ?, ?)
-
--- name: operation_get
-SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting,
-       selected - applied - failed - skipped - waiting
-FROM redrive_operations WHERE id = :id
-
--- name: operation_page
-SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting,
-       selected - applied - failed - skipped - waiting
-FROM redrive_operations WHERE id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: operation_results
 SELECT letter, result, why FROM redrive_operation_letters
 WHERE operation = :id AND letter > :after AND (:result IS NULL OR result = :result) ORDER BY letter LIMIT :limit
-
--- name: operation_bad
--- Those that failed or were skipped, a few among many.
-SELECT letter, result, why FROM redrive_operation_letters
-WHERE operation = :id AND letter > :after AND result = :result AND result IN ('failed', 'skipped') ORDER BY letter LIMIT :limit
-
--- name: operation_unasked
-SELECT letter, rev FROM redrive_operation_letters
-WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter LIMIT :limit
-
--- name: operation_unasked_last
-SELECT letter, rev FROM redrive_operation_letters
-WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter DESC LIMIT :limit
-
--- name: operation_waiting_in
-SELECT DISTINCT l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
-WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL
-
--- name: operation_following
--- Is there a lane, freed by this operation, whose next letter is due?
-SELECT 1 FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
-JOIN redrive_letters f ON f.subscription = l.subscription AND f.lane = l.lane AND f.state = 'retrying' AND f.due_at <= :now
-WHERE o.operation = :id AND o.result = 'applied' AND NOT EXISTS
-      (SELECT 1 FROM redrive_letters h WHERE h.subscription = f.subscription AND h.lane = f.lane
-       AND h.state IN ('retrying', 'dead') AND h.position < f.position)
-LIMIT 1
-
--- name: operation_waiting
-SELECT o.letter, l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
-WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL ORDER BY o.letter LIMIT :limit
-
--- name: operation_asked
-UPDATE redrive_operation_letters SET asked = 1, result = ?, why = ? WHERE operation = ? AND letter = ? AND result IS NULL
-
--- name: operation_end
-UPDATE redrive_operations SET ended_at = :now, cancelled = :cancelled WHERE id = :id AND ended_at IS NULL
-
--- name: operation_cancel
-UPDATE redrive_operations SET ended_at = :now, cancelled = 1 WHERE id = :id
-
--- name: operation_skip_unasked
-UPDATE redrive_operation_letters SET result = 'skipped', why = :why WHERE operation = :id AND result IS NULL AND asked = 0
-
--- name: note_add
-INSERT INTO redrive_notes (fingerprint, at, who, text, resolved) VALUES (:fingerprint, :now, :who, :text, :resolved)
-
--- name: notes_of
-SELECT at, who, text, resolved FROM redrive_notes WHERE fingerprint = :fingerprint ORDER BY id
 
 -- name: fingerprint_like
 SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :start AND fingerprint < :start || char(1114111)
@@ -1073,14 +375,6 @@ PRAGMA synchronous
 SELECT max(at) FROM (SELECT max(coalesce(settled_at, 0), lease_set_at) AS at FROM redrive_progress
                      UNION ALL SELECT at FROM (SELECT at FROM redrive_audit ORDER BY id DESC LIMIT 1))
 
--- name: doctor_created
-SELECT created_at FROM redrive_subscriptions WHERE id = :subscription
-
--- name: doctor_lanes
--- The fullest lanes.
-SELECT l.subscription, l.lane, l.n FROM redrive_subscriptions s JOIN redrive_lanes l ON l.subscription = s.id
-WHERE l.n >= :least ORDER BY l.n DESC LIMIT 20
-
 -- name: doctor_old_dead
 -- Among the first letters of a subscription that are dead now: those held since before a time.
 SELECT coalesce(sum(parked_at < :before), 0), count(*) FROM (SELECT parked_at FROM redrive_letters
@@ -1093,10 +387,6 @@ SELECT coalesce(sum(due_at > 0 AND due_at < :before), 0), count(*) FROM (SELECT 
 
 -- ---------------------------------------------------------------- prune
 
--- name: prune_applied
-SELECT id, position, type FROM redrive_letters
-WHERE state = 'applied' AND subscription = :subscription AND id > :after AND touched_at < :before ORDER BY id LIMIT :limit
-
 -- name: prune_superseded
 -- One that was open when progress went back has emitted nothing: it is needed until its event is settled again.
 SELECT id, position, type FROM redrive_letters l
@@ -1104,14 +394,6 @@ WHERE state = 'superseded' AND subscription = :subscription AND id > :after AND 
   AND (resolved_by IS NOT :was_open OR (position <= :progress AND NOT EXISTS
        (SELECT 1 FROM redrive_letters o WHERE o.subscription = :subscription AND o.position = l.position
         AND o.state IN ('retrying', 'dead') AND o.state <> 'superseded')))
-ORDER BY id LIMIT :limit
-
--- name: prune_discarded
--- Discarded letters that have a history to lose.
-SELECT id, position, type FROM redrive_letters l
-WHERE state = 'discarded' AND subscription = :subscription AND id > :after AND touched_at < :before
-  AND (EXISTS (SELECT 1 FROM redrive_attempts a WHERE a.letter = l.id)
-       OR (SELECT count(*) FROM redrive_journal j WHERE j.letter = l.id) > 1)
 ORDER BY id LIMIT :limit
 
 -- name: prune_attempt_count
@@ -1123,13 +405,6 @@ SELECT count(*) FROM redrive_journal WHERE letter IN (SELECT value FROM json_eac
 -- name: prune_groups
 SELECT l.state, l.reason, l.type, l.fingerprint, count(*) FROM json_each(:ids) j JOIN redrive_letters l ON l.id = j.value
 GROUP BY l.state, l.reason, l.type, l.fingerprint
-
--- name: prune_count
-UPDATE redrive_letter_counts SET n = n - ?
-WHERE subscription = ? AND state = ? AND reason = ? AND type = ? AND fingerprint = ?
-
--- name: prune_counts_empty
-DELETE FROM redrive_letter_counts WHERE subscription = :subscription AND n = 0
 
 -- name: prune_attempts
 DELETE FROM redrive_attempts WHERE letter IN (SELECT value FROM json_each(:ids))
@@ -1143,33 +418,6 @@ DELETE FROM redrive_journal AS j WHERE letter IN (SELECT value FROM json_each(:i
 
 -- name: prune_letters
 DELETE FROM redrive_letters WHERE id IN (SELECT value FROM json_each(:ids))
-
--- name: prune_applied_add
-UPDATE redrive_progress SET applied = applied + :applied WHERE member = :subscription
-
--- name: prune_first_open
-SELECT min(position) FROM redrive_letters WHERE subscription = :subscription AND state IN ('retrying', 'dead')
-
--- name: prune_first_young
--- The first event whose letter was settled after a time.
-SELECT position FROM redrive_letters
-WHERE subscription = :subscription AND state <> 'superseded' AND state IN ('applied', 'discarded') AND touched_at >= :before
-ORDER BY position LIMIT 1
-
--- name: prune_events_count
--- Events that nobody needs: not the newest of their key, because versions count on from it.
-SELECT count(*) FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.key IS NULL OR EXISTS
-      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
-
--- name: prune_events_page
-SELECT e.position FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.key IS NULL OR EXISTS
-      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
-ORDER BY e.position LIMIT :limit
-
--- name: prune_events_letters
-SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
-WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.key IS NULL OR EXISTS
-      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
 
 -- name: prune_letters_at
 SELECT l.id, l.position, l.state, l.type FROM json_each(:positions) j
@@ -1193,44 +441,11 @@ DELETE FROM redrive_spans WHERE span < :before AND NOT EXISTS
 DELETE FROM redrive_sieve WHERE NOT EXISTS (SELECT 1 FROM redrive_letters l
        WHERE l.id >= redrive_sieve.letters * :letters AND l.id < (redrive_sieve.letters + 1) * :letters)
 
--- name: prune_range
-DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position
-
 -- name: pruned_highest
 -- The highest position up to which any log was pruned.
 SELECT coalesce(max(value), 0) FROM redrive_meta WHERE name LIKE 'pruned log %'
 
 -- ---------------------------------------------------------------- copying a store
-
--- name: copy_mark
--- What changes when anybody does anything to a store: another event, owner, operator or note.
-SELECT (SELECT coalesce(max(position), 0) FROM redrive_events),
-       (SELECT id FROM redrive_events ORDER BY position DESC LIMIT 1),
-       (SELECT CAST(coalesce(sum(epoch + parked_version), 0) AS bigint) FROM redrive_progress),
-       (SELECT count(*) FROM redrive_subscriptions), (SELECT coalesce(max(id), 0) FROM redrive_notes),
-       (SELECT hash FROM redrive_audit ORDER BY id DESC LIMIT 1)
-
--- name: copy_counts
--- How many rows there are to copy; of the meta values only a few are.
-SELECT 'logs' AS name, count(*) AS n FROM redrive_logs
-UNION ALL SELECT 'events', count(*) FROM redrive_events
-UNION ALL SELECT 'subscriptions', count(*) FROM redrive_subscriptions
-UNION ALL SELECT 'progress', count(*) FROM redrive_progress
-UNION ALL SELECT 'done_chunks', count(*) FROM redrive_done_chunks
-UNION ALL SELECT 'filters', count(*) FROM redrive_filters
-UNION ALL SELECT 'ranges', count(*) FROM redrive_ranges
-UNION ALL SELECT 'tables', count(*) FROM redrive_tables
-UNION ALL SELECT 'letters', count(*) FROM redrive_letters
-UNION ALL SELECT 'attempts', count(*) FROM redrive_attempts
-UNION ALL SELECT 'edits', count(*) FROM redrive_edits
-UNION ALL SELECT 'journal', count(*) FROM redrive_journal
-UNION ALL SELECT 'inflight', count(*) FROM redrive_inflight
-UNION ALL SELECT 'state', count(*) FROM redrive_state
-UNION ALL SELECT 'operation_letters', count(*) FROM redrive_operation_letters
-UNION ALL SELECT 'operations', count(*) FROM redrive_operations
-UNION ALL SELECT 'notes', count(*) FROM redrive_notes
-UNION ALL SELECT 'controls', count(*) FROM redrive_controls
-UNION ALL SELECT 'audit', count(*) FROM redrive_audit
 
 -- name: copy_numbers
 -- The highest number that was ever given to a row, by table: it is not given again. Where SQLite keeps none, it counts on
@@ -1246,159 +461,6 @@ INSERT OR REPLACE INTO sqlite_sequence (rowid, name, seq)
 SELECT (SELECT rowid FROM sqlite_sequence WHERE name = 'redrive_' || :name), 'redrive_' || :name, :highest
 WHERE :name NOT IN ('logs', 'attempts', 'journal')
 
--- name: copy_logs
-SELECT id, name FROM redrive_logs WHERE id > ? ORDER BY id LIMIT ?
-
--- name: paste_logs
-INSERT INTO redrive_logs (id, name)
-VALUES (?, ?)
-
--- name: copy_events
-SELECT position, log, id, type, key, version, schema, time_us, headers, data
-FROM redrive_events WHERE position > ? ORDER BY position LIMIT ?
-
--- name: paste_events
-INSERT INTO redrive_events (position, log, id, type, key, version, schema, time_us, headers, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: copy_subscriptions
-SELECT id, name, kind, source, ordering, created_at FROM redrive_subscriptions WHERE id > ? ORDER BY id LIMIT ?
-
--- name: paste_subscriptions
-INSERT INTO redrive_subscriptions (id, name, kind, source, ordering, created_at)
-VALUES (?, ?, ?, ?, ?, ?)
-
--- name: copy_progress
--- Not who owned it: what is moved has been stopped. The epoch goes on from where it was.
-SELECT member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused,
-       halted, unclean, boot, settled_at, last_type, last_time_us
-FROM redrive_progress WHERE member > ? ORDER BY member LIMIT ?
-
--- name: paste_progress
-INSERT INTO redrive_progress (member, subscription, position, anchor, epoch, parked_version, applied, ignored, started_from, quiet_until, paused,
-       halted, unclean, boot, settled_at, last_type, last_time_us)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: copy_done_chunks
-SELECT member, chunk, marks FROM redrive_done_chunks WHERE (member, chunk) > (?, ?) ORDER BY member, chunk LIMIT ?
-
--- name: paste_done_chunks
-INSERT INTO redrive_done_chunks (member, chunk, marks)
-VALUES (?, ?, ?)
-
--- name: copy_filters
-SELECT subscription, from_position, types FROM redrive_filters WHERE (subscription, from_position) > (?, ?) ORDER BY subscription, from_position LIMIT ?
-
--- name: paste_filters
-INSERT INTO redrive_filters (subscription, from_position, types)
-VALUES (?, ?, ?)
-
--- name: copy_ranges
-SELECT subscription, from_position, to_position, discarded, audit FROM redrive_ranges WHERE (subscription, from_position) > (?, ?) ORDER BY subscription, from_position LIMIT ?
-
--- name: paste_ranges
-INSERT INTO redrive_ranges (subscription, from_position, to_position, discarded, audit)
-VALUES (?, ?, ?, ?, ?)
-
--- name: copy_tables
-SELECT name, subscription, columns FROM redrive_tables WHERE name > ? ORDER BY name LIMIT ?
-
--- name: paste_tables
-INSERT INTO redrive_tables (name, subscription, columns)
-VALUES (?, ?, ?)
-
--- name: copy_letters
-SELECT id, subscription, position, lane, event_id, type, key, state, reason, rev, attempts, replaying, due_at, due_set_at, delay,
-       parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by, operation
-FROM redrive_letters WHERE id > ? ORDER BY id LIMIT ?
-
--- name: paste_letters
--- Triggers count it and put it into its lane; what they write into the journal is taken out again.
-INSERT INTO redrive_letters (id, subscription, position, lane, event_id, type, key, state, reason, rev, attempts, replaying, due_at, due_set_at, delay,
-       parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by, operation)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: paste_no_journal
-DELETE FROM redrive_journal
-
--- name: copy_attempts
-SELECT id, letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker
-FROM redrive_attempts WHERE id > ? ORDER BY id LIMIT ?
-
--- name: paste_attempts
-INSERT INTO redrive_attempts (id, letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: copy_edits
-SELECT subscription, position, rev, data, audit FROM redrive_edits WHERE (subscription, position, rev) > (?, ?, ?) ORDER BY subscription, position, rev LIMIT ?
-
--- name: paste_edits
-INSERT INTO redrive_edits (subscription, position, rev, data, audit)
-VALUES (?, ?, ?, ?, ?)
-
--- name: copy_journal
-SELECT seq, letter, subscription, position, state, rev, at FROM redrive_journal WHERE seq > ? ORDER BY seq LIMIT ?
-
--- name: paste_journal
-INSERT INTO redrive_journal (seq, letter, subscription, position, state, rev, at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-
--- name: copy_inflight
-SELECT member, position, running, charges, boot FROM redrive_inflight WHERE (member, position) > (?, ?) ORDER BY member, position LIMIT ?
-
--- name: paste_inflight
-INSERT INTO redrive_inflight (member, position, running, charges, boot)
-VALUES (?, ?, ?, ?, ?)
-
--- name: copy_state
-SELECT subscription, key, version, data FROM redrive_state WHERE (subscription, key) > (?, ?) ORDER BY subscription, key LIMIT ?
-
--- name: paste_state
-INSERT INTO redrive_state (subscription, key, version, data)
-VALUES (?, ?, ?, ?)
-
--- name: copy_operation_letters
-SELECT operation, letter, rev, asked, result, why FROM redrive_operation_letters WHERE (operation, letter) > (?, ?) ORDER BY operation, letter LIMIT ?
-
--- name: paste_operation_letters
--- Before the operations: the trigger that counts results finds none, and each brings its receipt along.
-INSERT INTO redrive_operation_letters (operation, letter, rev, asked, result, why)
-VALUES (?, ?, ?, ?, ?, ?)
-
--- name: copy_operations
-SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting
-FROM redrive_operations WHERE id > ? ORDER BY id LIMIT ?
-
--- name: paste_operations
-INSERT INTO redrive_operations (id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: copy_notes
-SELECT id, fingerprint, at, who, text, resolved FROM redrive_notes WHERE id > ? ORDER BY id LIMIT ?
-
--- name: paste_notes
-INSERT INTO redrive_notes (id, fingerprint, at, who, text, resolved)
-VALUES (?, ?, ?, ?, ?, ?)
-
--- name: copy_controls
-SELECT id, subscription, verb, letter, rev, who, reason, at FROM redrive_controls WHERE id > ? ORDER BY id LIMIT ?
-
--- name: paste_controls
-INSERT INTO redrive_controls (id, subscription, verb, letter, rev, who, reason, at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: copy_audit
-SELECT id, at, who, action, subscription, target, reason, details, hash
-FROM redrive_audit WHERE id > ? ORDER BY id LIMIT ?
-
 -- name: paste_audit
 INSERT INTO redrive_audit (id, at, who, action, subscription, target, reason, details, hash)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: copy_meta
--- Not what says how this store itself is kept, or copied.
-SELECT name, value FROM redrive_meta
-WHERE name > ? AND name NOT IN ('format', 'compatible_from', 'syncs', 'copying', 'copied') ORDER BY name LIMIT ?
-
--- name: meta_drop
-DELETE FROM redrive_meta WHERE name = :name

@@ -28,7 +28,7 @@ from redrive.store.log import Logs
 from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
-from redrive.store.sql import Sql, load_queries
+from redrive.store.sql import Sql, queries_of
 from redrive.store.sqlite.connection import (
     BEGIN,
     COMMIT,
@@ -57,7 +57,7 @@ BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.001
 @cache
 def queries() -> dict[str, str]:
     """The named statements of this backend."""
-    return load_queries(Path(__file__).with_name("queries.sql"))
+    return queries_of(Path(__file__).parent)
 
 
 class SqliteTx:
