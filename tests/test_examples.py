@@ -96,6 +96,14 @@ def test_an_example_prints_what_it_should_and_once_more_when_it_is_run_again(
         assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 
+def test_sqlalchemy_writes_the_statements_of_a_projection(tmp_path: Path, postgres_url: str) -> None:
+    for cents in (5200, 10400):
+        done = run("07_sqlalchemy.py", tmp_path, postgres_url)
+        assert (done.returncode, done.stdout) == (0, f"[('2026-11-16', {cents})]\n"), done.stderr
+    letters = rows(tmp_path / "unused.db", postgres_url, "SELECT state, error_type FROM redrive_letters")
+    assert letters == [("retrying", "psycopg.errors.NotNullViolation")] * 2
+
+
 def test_the_projection_counts_each_order_once_over_two_runs(tmp_path: Path, backend: str | None) -> None:
     for orders in (1, 2):
         run_until(

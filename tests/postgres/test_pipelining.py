@@ -192,6 +192,24 @@ def test_a_statement_that_fails_is_its_own_events_failure(app: App, harness: Har
     }  # fmt: skip
 
 
+UNLUCKY = """CREATE FUNCTION unlucky() RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'unlucky' USING ERRCODE = 'UN013'; END $$"""
+
+
+def test_an_error_with_a_code_of_the_users_own_is_not_taken_for_the_servers(app: App, harness: Harness) -> None:
+    @app.projection(app.log("orders"), tables=SEEN, order="none", retry=retry(attempts=1))
+    def project(event: Any, tx: Any) -> None:
+        n = event.data
+        tx.execute("INSERT INTO seen VALUES (unlucky())" if n == 7 else f"INSERT INTO seen VALUES ({n})")
+
+    with app.transaction() as tx:
+        tx.execute(UNLUCKY)
+    fill(harness, 12)
+    harness.run_until_idle()
+    assert [letter.position - 1 for letter in harness.letters("dead")] == [7]
+    assert seen(harness) == [n for n in range(12) if n != 7]
+
+
 def test_a_function_hears_of_an_error_where_it_happens_and_may_say_what_it_means(app: App, harness: Harness) -> None:
     @app.projection(app.log("orders"), tables=SEEN)
     def project(event: Any, tx: Any) -> None:

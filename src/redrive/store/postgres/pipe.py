@@ -222,12 +222,9 @@ class Pipe:
         """The first failure counts; what follows it was not run."""
         code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         if self.failed is None:
-            message = result.get_error_message()
-            try:
-                self.error = psycopg.errors.lookup(code)(message)
-            except KeyError:
-                self.error = psycopg.OperationalError(message)
-            self.failed = sent
+            self.failed, self.error = sent, psycopg.errors.error_from_result(result)
+            if not code:  # not from the server: the connection itself
+                self.error = psycopg.OperationalError(result.get_error_message())
             note(self.connection, self.error)
         if code == _GONE:
             self._known.clear()
