@@ -54,6 +54,7 @@ LOOKS: dict[str, tuple[list[str], list[str]]] = {
     "status": ([], NAMES),
     "workers": ([], []),
     "verify": ([], NAMES),
+    "workers": ([], []),
     "dlq list": (
         ["--limit", "1000"],
         [LETTERS.format(one) for one in ("key", "type", "event_id", "error_type", "error_message", "fingerprint")],
@@ -296,7 +297,7 @@ def test_every_command_is_looked_at_here(command: Any) -> None:
     writes = {
         "run", "pause", "resume", "seek", "rebuild", "reset", "rename", "accept-from-now", "rekey", "import", "prune",
         "dlq replay", "dlq edit", "dlq discard", "dlq resolve", "dlq note", "dlq import", "dlq replay-all", "dlq purge",
-        "ops cancel", "ops resume", "migrate", "demo",
+        "ops cancel", "ops resume", "copy", "migrate", "demo",
     }  # fmt: skip
     known = {name for name, _ in commands()}
     assert known - LOOKS.keys() - own_tests - writes == set()

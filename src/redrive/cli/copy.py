@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from redrive.cli.program import json_option
-from redrive.cli.render import emit_json, facts, plain, plural, say
+from redrive.cli.render import emit_json, facts, plural, say
 from redrive.cli.transfer import progress_bar
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _report(result: Copied, source: str, target: str) -> None:
         ("audit", f"{plural(result.audit.rows, 'row')}, each fits the one before it"),
     ])  # fmt: skip
     for name in result.rebuild:
-        say(f"its tables are empty: redrive rebuild {plain(name)} --app MODULE:APP")
+        say(f"its tables are empty: redrive rebuild {name} --app MODULE:APP")
 
 
 def _accounts(result: Copied) -> str:

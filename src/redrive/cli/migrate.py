@@ -23,6 +23,8 @@ def migrate(check: bool, as_sql: bool, store: str | None, program: str | None, a
     """
     if check and as_sql:
         raise click.UsageError("--check and --sql are two questions: ask one")
+    if as_sql and as_json:
+        raise click.UsageError("--sql prints statements, which are no JSON: leave one of the two out")
     with opened(store, program, create=True) as app, app.runtime.migration() as migration:
         before, newest = migration.present, migration.newest
         migration.check()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
-from redrive.cli.render import emit_json, plain, plural
+from redrive.cli.render import emit_json, plain, plural, say
 from redrive.cli.waiting import finish, owners
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def rename(old: str, new: str, reason: str, store: str | None, program: str | No
     """
     with opened(store, program) as app:
         app.operate().subscriptions.rename(old, new, reason)
-    click.echo(f"{plain(old)} is called {plain(new)} now")
+    say(f"{old} is called {new} now")
     return 0
 
 
