@@ -29,11 +29,7 @@ def migrate(check: bool, as_sql: bool, store: str | None, program: str | None, a
         before, newest = migration.present, migration.newest
         migration.check()
         if as_sql:
-            script = migration.sql()
-            if as_json:
-                emit_json({"before": before, "format": newest, "sql": script})
-            else:
-                click.echo(script or f"-- storage format {before}: nothing to do\n", nl=False)
+            click.echo(migration.sql() or f"-- storage format {before}: nothing to do\n", nl=False)
             return 0
         done = [] if check else list(migration.run())
         where = app.runtime.shown
