@@ -81,12 +81,14 @@ class Projector:
 
     def turn(self, *, letters: bool = True) -> Turn:
         """Due letters first, then the next batch."""
-        turn = Turn()
-        duty = self.duty
-        with duty.engine.store.reading() as tx:
+        turn, duty = Turn(), self.duty
+        with duty.engine.store.reading() as tx:  # one for both: on a server it costs as much as what is read
             duty.refresh(tx)
+            batch = None if duty.paused or duty.controls else self._read(tx)
         if duty.controls:
             perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
+            with duty.engine.store.reading() as tx:
+                batch = self._read(tx)
         if duty.paused:
             return turn
         due = duty.lanes.take_due(duty.engine.env.clock.now(), 1 if duty.suspects else LETTERS_MAX) if letters else []
@@ -98,9 +100,9 @@ class Projector:
                     if duty.lanes.head(lane, head.letter) == head:
                         duty.lanes.put(lane, head)
         blocked = duty.subscription.order == "total" and duty.lanes
-        if not (turn.stopped or turn.halt or turn.rerun_after or duty.paused or blocked):
+        if not (batch is None or turn.stopped or turn.halt or turn.rerun_after or duty.paused or blocked):
             with suppress(_Nothing):
-                self._with_escalation(lambda: self._take_in(turn))
+                self._with_escalation(lambda: self._take_in(batch, turn))
         return turn
 
     def _with_escalation(self, run: Callable[[], None]) -> None:
@@ -118,10 +120,8 @@ class Projector:
 
     # ------------------------------------------------------------ intake
 
-    def _take_in(self, turn: Turn) -> None:
-        duty = self.duty
-        batch = self._read()
-        if batch.last == duty.window.position:
+    def _take_in(self, batch: Batch, turn: Turn) -> None:
+        if batch.last == self.duty.window.position:
             return
         hit("batch.read")
         if batch.rows:
@@ -147,26 +147,26 @@ class Projector:
                 duty.load_lanes(tx, settling.fresh_version)
             ran = self._apply(tx, settling, batch, turn, started)
             hit("batch.called")
+            last = batch.last
             if ran < len(batch.rows):  # cut short: what follows is read again
-                batch.last = batch.rows[ran - 1][0] if ran else duty.window.position
-            if batch.last == duty.window.position:
+                last = batch.rows[ran - 1][0] if ran else duty.window.position
+            if last == duty.window.position:
                 raise _Nothing
             self._escalate_if_swallowed()
-            settling.finish(batch.last, (row[0] for row in batch.rows[:ran]))
+            settling.finish(last, (row[0] for row in batch.rows[:ran]))
             hit("batch.before_commit")
         hit("batch.committed")
         self._after(settling, started)
         turn.settled += ran
         turn.more = batch.full or ran < len(batch.rows) or batch.alone is not None
 
-    def _read(self) -> Batch:
+    def _read(self, tx: StoreTx) -> Batch:
         """The next rows that the filter asks for."""
         duty = self.duty
         subscription, position = duty.subscription, duty.window.position
-        with duty.engine.store.reading() as tx:
-            duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
-            rows: list[Row] = tx.logs.after(duty.log_id, position, duty.engine.settings.batch_max)
         limit = duty.engine.settings.batch_max
+        duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
+        rows: list[Row] = tx.logs.after(duty.log_id, position, limit)
         batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
         if not all(map(subscription.wants, {row[2] for row in rows})):
             batch.rows = [row for row in batch.rows if subscription.wants(row[2])]

@@ -19,6 +19,7 @@ from psycopg.adapt import PyFormat, Transformer
 from redrive.store.postgres.connection import Connection, RawNoting, is_the_world, note
 
 UNANSWERED_MAX = 64  # a batch that is late stops, and what is under way by then is not waited for much longer
+UNANSWERED_MIN = 16  # after a failure: what was sent behind it was in vain, and where one fails others will
 FLUSH_EVERY = 16  # statements per write to the socket; the server shall begin early, but a write costs as much as one
 KNOWN_MAX = 200  # statements kept prepared; a program has fewer, unless it glues values into them
 
@@ -86,6 +87,7 @@ class Pipe:
         self.failed: Sent | None = None  # the first that failed since `begin`
         self.error: BaseException = psycopg.InterfaceError("there is no answer")
         self._unanswered: deque[Sent] = deque()
+        self._most = UNANSWERED_MAX
         self._known: dict[Key, bytes | None] = {}  # by statement and types; None: seen once
         self._named = 0
         self.begin()
@@ -132,12 +134,12 @@ class Pipe:
         else:
             pgconn.send_query_prepared(name, dumped, formats)
         self._unanswered.append(sent)
-        if not len(self._unanswered) % FLUSH_EVERY:
-            if len(self._unanswered) >= UNANSWERED_MAX:
-                pgconn.send_flush_request()
-                self._wait(UNANSWERED_MAX // 2)
-            else:
-                pgconn.flush()
+        if len(self._unanswered) >= self._most:
+            pgconn.send_flush_request()
+            self._wait(self._most // 2)
+            self._most = min(self._most + 1, UNANSWERED_MAX)
+        elif not len(self._unanswered) % FLUSH_EVERY:
+            pgconn.flush()
         return sent
 
     def _learn(self, key: Key) -> bytes | None:
@@ -222,6 +224,7 @@ class Pipe:
         """The first failure counts; what follows it was not run."""
         code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         if self.failed is None:
+            self._most = UNANSWERED_MIN
             self.failed, self.error = sent, psycopg.errors.error_from_result(result)
             if not code:  # not from the server: the connection itself
                 self.error = psycopg.OperationalError(result.get_error_message())
