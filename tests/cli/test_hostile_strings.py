@@ -54,7 +54,6 @@ LOOKS: dict[str, tuple[list[str], list[str]]] = {
     "status": ([], NAMES),
     "workers": ([], []),
     "verify": ([], NAMES),
-    "workers": ([], []),
     "dlq list": (
         ["--limit", "1000"],
         [LETTERS.format(one) for one in ("key", "type", "event_id", "error_type", "error_message", "fingerprint")],
