@@ -52,16 +52,19 @@ class StageTx(PostgresTx):
     def savepoint(self) -> None:
         """Remember this point, and what was counted up to it."""
         super().savepoint()
+        self._pipe.drain()
         self._points.append(self.look() if self.watching else Counter())
 
     def keep(self) -> None:
         """What happened since the savepoint stays."""
         super().keep()
+        self._pipe.drain()  # a function may have released it: that is to be known here
         self._points.pop()
 
     def undo(self) -> None:
         """What happened since the savepoint is gone, and does not count."""
         super().undo()
+        self._pipe.drain()
         if self.watching:
             now = self.look()
             self.discount += now - self._points[-1]

@@ -115,6 +115,7 @@ class PostgresTx:
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
         self._pipe.drain()
+        self._pipe.failed = None
         self._pipe.control("ROLLBACK TO redrive_point")
         self.connection.trouble = None
         self.logs.forget()  # a log that was created since is gone too
@@ -144,7 +145,7 @@ class PostgresTx:
     def rollback(self) -> None:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
         self.logs.forget()
-        self.connection.trouble, self._hasty = None, False
+        self.connection.trouble, self._hasty, self._pipe.failed = None, False, None
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
             return
         try:
@@ -154,6 +155,8 @@ class PostgresTx:
             self.control("ROLLBACK")
         except psycopg.Error:
             self.connection.close()
+        finally:
+            self._pipe.failed = None
 
 
 def _allowed(statement: Statement) -> Statement:
