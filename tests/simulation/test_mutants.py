@@ -39,10 +39,11 @@ from redrive.runner.duty import Duty, Engine, Work
 from redrive.runner.handle import Handling, Round
 from redrive.runner.leases import lease_of
 from redrive.runner.settle import Settling, tell
+from redrive.store.done import Done
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.port import StoreTx, Subscribed
-from redrive.store.progress import Progress, member_of
+from redrive.store.progress import member_of
 from redrive.store.sqlite.store import SqliteStore, queries
 from redrive.subscription import Subscription
 from redrive.testing.sim.options import Faults
@@ -123,13 +124,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("an unknown commit is done again, done rows are not looked at", "1", kind="async", concurrency=3, call=0.1)
 def _(patch: pytest.MonkeyPatch) -> None:
-    def move_done(self: Progress, subscription: int, add: Any, prefix: int, expected: int) -> None:
-        known = set(self.done.all(subscription))
-        self.done.add(subscription, [position for position in add if position not in known])
-        self.done.prune(subscription, prefix)
+    def move(self: Done, member: int, add: Any, floor: int, expected: int) -> None:
+        known = set(self.all(member))
+        self.add(member, [position for position in add if position not in known])
+        self.prune(member, floor)
 
     retry_blindly(patch)
-    patch.setattr(Progress, "move_done", move_done)
+    patch.setattr(Done, "move", move)
 
 
 @mutant("settling a letter ignores its revision", "1, 3")

@@ -138,24 +138,25 @@ class Duty:
         self.charges = tx.keyed.charge(self.member, env.boot)
         crashed = is_crash(former, env.boot) and former.owner != env.owner
         if crashed or self.charges:
-            self.horizon = self._find_horizon(tx, max([row.position, *done]))
+            self.horizon = self._find_horizon(tx, row.position, [one for one in done if one > row.position])
             now = env.clock.now()
             self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id, self.share.has)
                              if head.state == "retrying" and head.due_at <= now}  # fmt: skip
 
-    def _find_horizon(self, tx: StoreTx, settled: int) -> int:
-        """In flight was at most one window of our events above the highest that was settled."""
+    def _find_horizon(self, tx: StoreTx, position: int, done: list[int]) -> int:
+        """In flight was at most one window of our events above the highest that was settled; 0: nothing was."""
         settings, projects = self.engine.settings, self.subscription.kind == "projection"
         limit = left = settings.batch_max if projects else settings.window_max
-        horizon = settled
+        horizon, cursor = max(done, default=0), max([position, *done])
         while left > 0:
-            rows = tx.logs.after(self.log_id, horizon, limit)
+            rows = tx.logs.after(self.log_id, cursor, limit)
             mine = [row[0] for row in rows if self.share.has_event(row[1], row[3])][:left]
+            horizon = mine[-1] if mine else horizon
             left -= limit if projects else len(mine)
-            if len(rows) < limit or left <= 0:
-                return int(mine[-1] if mine else horizon if rows or settled else 0)
-            horizon = rows[-1][0]
-        return int(horizon)
+            if len(rows) < limit:
+                break
+            cursor = rows[-1][0]
+        return horizon
 
     def load_lanes(self, tx: StoreTx, parked_version: int) -> None:
         """Read the open letters again: somebody else changed them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from redrive.subscription import Subscription
 log = logging.getLogger("redrive")
 
 STANDBY = "standby"
+LEAVE_SECONDS_MAX = 1.0
 AGAIN_MAX = {True: 1, False: 10}  # commits without an answer, and conflicts, within a lease, before we call it a halt
 
 
@@ -104,7 +106,8 @@ class Supervisor:
             for task in (poller, beating, *keepers):
                 task.cancel()
             await asyncio.gather(poller, beating, *keepers, return_exceptions=True)
-            await self._quietly(self.roster.leave)
+            with suppress(TimeoutError):  # a function may hang where writing happens
+                await asyncio.wait_for(self._quietly(self.roster.leave), LEAVE_SECONDS_MAX)
 
     async def _wind_down(self, keepers: list[asyncio.Task[None]]) -> None:
         """A graceful stop: running functions may finish, but not for ever."""

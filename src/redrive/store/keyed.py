@@ -61,6 +61,7 @@ class Keyed:
     def excuse(self, member: int) -> None:
         """We are asked to stop: dying now is nobody's fault."""
         self._sql.run("inflight_excuse", {"member": member})
+        self._sql.run("inflight_unsuspected", {"member": member})
 
     def forget_settled(self, member: int, subscription: int, progress: int) -> None:
         """Suspect nobody who has come to an end."""

@@ -153,6 +153,9 @@ UPDATE redrive_progress SET epoch = :epoch, parked_version = :parked_version, ap
        last_type = :last_type, last_time_us = :last_time_us
 WHERE member = :member
 
+-- name: inflight_unsuspected
+DELETE FROM redrive_inflight WHERE member = :member AND charges = 0 AND running = 0
+
 -- name: inflight_forget
 -- Who was settled without running alone, as an operator can, is suspected of nothing.
 DELETE FROM redrive_inflight WHERE member = :member
