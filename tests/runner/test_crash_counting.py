@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from redrive import App, retry
 from redrive.settings import Settings
 from redrive.testing import Harness
 from redrive.testing.crashing import Crashed
+from redrive.testing.fakes import FakeClock
 
 KINDS = pytest.mark.parametrize("kind", ["projection", "handler", "async handler"])
 
@@ -195,3 +197,27 @@ def test_an_unclean_start_is_told_and_runs_everything_all_the_same(app: App, har
     assert applied(harness) == ["a1", "a2", "b1", "c1"]
     taken = [signal.unclean for signal in harness.signals if type(signal).__name__ == "LeaseTaken"]
     assert taken == [False, True]
+
+
+def test_a_suspect_runs_alone_also_where_time_is_short(
+    app: App, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is so slow that a batch is late before its first call: a mark that nobody clears would stay."""
+    calls: list[int] = []
+
+    def deadly(event: Any) -> bool:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise ValueError("once")
+        return len(calls) == 2
+
+    declare(app, harness, "projection", deadly, retry=retry(wait="1s", jitter=0.0))
+    put(harness, "a1")
+    harness.run_until_idle()
+    with pytest.raises(Crashed):
+        harness.advance("1s")
+    looks, monotonic = count(1), FakeClock.monotonic
+    monkeypatch.setattr(FakeClock, "monotonic", lambda clock: monotonic(clock) + next(looks) * 0.1)
+    harness.run_until_idle()
+    assert applied(harness) == ["a1"]
+    assert harness.query("SELECT position FROM redrive_inflight") == []
