@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -11,19 +10,6 @@ import pytest
 from redrive import App
 from redrive.observe.signals import Halted, Signal
 from redrive.testing import Harness
-from redrive.testing.servers import empty
-
-
-@pytest.fixture
-def app() -> App:
-    return App("/nonexistent/x.db")
-
-
-@pytest.fixture
-def harness(app: App, postgres_store: str) -> Iterator[Harness]:
-    with Harness(app, postgres_store) as started:
-        yield started
-    empty(postgres_store)
 
 
 @pytest.mark.parametrize("error", [psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure])

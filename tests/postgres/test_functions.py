@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,21 +10,8 @@ import pytest
 
 from redrive import App, EventError, UsageError, no_retry
 from redrive.testing import Harness
-from redrive.testing.servers import empty
 
 TABLES = {"seen": "n INTEGER PRIMARY KEY"}
-
-
-@pytest.fixture
-def app() -> App:
-    return App("/nonexistent/x.db")
-
-
-@pytest.fixture
-def harness(app: App, postgres_store: str) -> Iterator[Harness]:
-    with Harness(app, postgres_store) as started:
-        yield started
-    empty(postgres_store)
 
 
 def put(harness: Harness, *numbers: int) -> None:

@@ -24,19 +24,6 @@ EVENTS = 300
 
 
 @pytest.fixture
-def app() -> App:
-    return App("unused.db")
-
-
-@pytest.fixture
-def harness(app: App, postgres_store: str) -> Iterator[Harness]:
-    with Harness(app, postgres_store) as harness:
-        yield harness
-        assert [verdict for verdict in app.operate().verify() if not verdict.sound] == []
-    empty(postgres_store)
-
-
-@pytest.fixture
 def store(postgres_store: str) -> Iterator[PostgresStore]:
     store = PostgresStore(postgres_store, inline=True)
     with store.transaction() as tx:
