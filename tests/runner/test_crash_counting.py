@@ -144,6 +144,35 @@ def test_a_retry_that_kills_the_process_is_charged_like_a_first_attempt(app: App
 
 
 @KINDS
+def test_a_charged_retry_runs_alone_also_when_a_clock_set_back_makes_it_wait_again(
+    app: App, harness: Harness, kind: str
+) -> None:
+    tries = count()
+
+    def deadly(event: Any) -> bool:
+        if event.key != "x":
+            return False
+        tried = next(tries)
+        if tried == 0:
+            raise OSError
+        return tried < 3  # in company, then alone
+
+    declare(app, harness, kind, deadly, retry=retry(attempts=10, wait="1s", factor=1, jitter=0))
+    put(harness, "x1", "a1")
+    harness.run_until_idle()
+    harness.clock.advance(2)
+    for _ in range(2):
+        with pytest.raises(Crashed):
+            harness.run_until_idle()
+    [(charged,)] = harness.query("SELECT count(*) FROM redrive_inflight")
+    harness.clock.jump(-3600)
+    harness.run_until_idle()
+    harness.advance("2s")
+    assert (charged, applied(harness)) == (1, ["a1", "x1"])
+    assert harness.query("SELECT position, charges FROM redrive_inflight") == []
+
+
+@KINDS
 def test_a_changed_boot_id_excuses(app: App, harness: Harness, kind: str) -> None:
     declare(app, harness, kind, lambda event: event.key == "x")
     put(harness, "x1", "a1")

@@ -140,8 +140,11 @@ class Duty:
         if crashed or self.charges:
             self.horizon = self._find_horizon(tx, row.position, [one for one in done if one > row.position])
             now = env.clock.now()
-            self.suspects = {head.letter for _, head, _ in tx.letters.heads(self.id, self.share.has)
-                             if head.state == "retrying" and head.due_at <= now}  # fmt: skip
+            self.suspects = {  # one that was charged stays one, also when a clock set back makes it wait again
+                head.letter
+                for _, head, _ in tx.letters.heads(self.id, self.share.has)
+                if head.state == "retrying" and (head.due_at <= now or head.position in self.charges)
+            }
 
     def _find_horizon(self, tx: StoreTx, position: int, done: list[int]) -> int:
         """In flight was at most one window of our events above the highest that was settled; 0: nothing was."""
