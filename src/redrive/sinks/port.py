@@ -1,0 +1,61 @@
+"""What a sink is: a name, `send`, and perhaps `probe`.
+
+A delivery calls `send` with the next events of its lanes and takes its return as the receipt: everything in the
+list is delivered. Raising means that nothing is known to be delivered, unless the error says which items failed.
+A sink never waits and tries again by itself: that is policy, and durable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from redrive.event import Event
+
+
+class Sink(ABC):
+    """Somewhere events go. `name` is its identity, for good: not the address, which may change.
+
+    Inherit from it and write `send`; `check_sink` of redrive.testing.contracts shows whether it keeps the rules.
+    """
+
+    name: str
+    batch_max: int = 1  # how many events one call of `send` takes
+    batch_wait: float = 0.0  # seconds that events may wait for company, where the sink likes its batches full
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def open(self) -> None:
+        """Before the first `send` of a process; not a place for connections that may fail."""
+
+    @abstractmethod
+    async def send(self, events: Sequence[Event[Any]]) -> None:
+        """Deliver all of them, in this order. May come again with the same ids: delivery is at least once.
+
+        Raise `SomeFailed` where the answer says which of them failed; the others are then delivered.
+        """
+
+    async def probe(self) -> None:
+        """Raise if the other side is not well. Called while a breaker is not closed; without one, events probe."""
+
+    async def close(self) -> None:
+        """After the last `send`."""
+
+    def target(self, event: Event[Any]) -> str:
+        """Which of the places behind this sink the event goes to; breakers and limits may count by it."""
+        return ""
+
+    @classmethod
+    def can_probe(cls) -> bool:
+        """Was `probe` written?"""
+        return cls.probe is not Sink.probe
+
+
+class SomeFailed(Exception):
+    """Some items of a list were not delivered: their index and the error of each. The rest was."""
+
+    def __init__(self, errors: Mapping[int, BaseException]) -> None:
+        super().__init__(f"{len(errors)} of the events were refused")
+        self.errors = dict(errors)
