@@ -7,14 +7,14 @@ A sink never waits and tries again by itself: that is policy, and durable.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from redrive.errors import UsageError
 from redrive.event import Event
 
 
-class Sink(ABC):
+class Sink:
     """Somewhere events go. `name` is its identity, for good: not the address, which may change.
 
     Inherit from it and write `send`; `check_sink` of redrive.testing.contracts shows whether it keeps the rules.
@@ -30,12 +30,12 @@ class Sink(ABC):
     async def open(self) -> None:
         """Before the first `send` of a process; not a place for connections that may fail."""
 
-    @abstractmethod
     async def send(self, events: Sequence[Event[Any]]) -> None:
         """Deliver all of them, in this order. May come again with the same ids: delivery is at least once.
 
         Raise `SomeFailed` where the answer says which of them failed; the others are then delivered.
         """
+        raise UsageError(f"the sink {self.name!r} has no send(events)")
 
     async def probe(self) -> None:
         """Raise if the other side is not well. Called while a breaker is not closed; without one, events probe."""
