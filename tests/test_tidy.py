@@ -45,12 +45,13 @@ LAYERS: dict[str, set[str]] = {
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner"},
     "runtime": SHARED | PORTS,
-    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime"},
+    "watch": SHARED | {"replay"},
+    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "watch"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
     "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
-    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app"},
+    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "watch"},
 }
 LAYER_EXCEPTIONS = {
     ("failpoints", "testing"): "only in a child process whose environment a crash test has armed",
@@ -60,6 +61,7 @@ TYPES_ONLY = {
     ("sources", "runtime"): "a Log belongs to the runtime of the App that made it",
     ("runner", "app"): "a process runs the App it is handed",
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
+    ("watch", "app"): "health and metrics are of the App they are handed",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}

@@ -26,6 +26,7 @@ from redrive.policy.rules import rules
 from redrive.sources.log import Log
 from redrive.types import event
 from redrive.version import VERSION
+from redrive.watch import health, metrics
 
 __version__ = VERSION
 
@@ -46,6 +47,8 @@ __all__ = [
     "VersionConflict",
     "conflicts",
     "event",
+    "health",
+    "metrics",
     "no_retry",
     "retry",
     "rules",

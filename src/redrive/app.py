@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -274,6 +274,12 @@ class App:
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
         return supervised(self.runtime, self._selected(only, exclude), lambda: self._lifespan and self._lifespan(self))
+
+    def _watched(self) -> AbstractContextManager[Any]:
+        """Metrics and health over HTTP, while a block lasts."""
+        from redrive.watch import serving  # with a web server behind it
+
+        return serving(self)
 
 
 def _current_task() -> asyncio.Task[Any] | None:

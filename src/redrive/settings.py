@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from redrive.errors import UsageError
-from redrive.units import duration, show_duration, size
+from redrive.units import address, duration, show_duration, size
 
 # Written with a unit in the file and the environment ("10s", "8KiB"); plain numbers in the program.
 Seconds = Annotated[float, "duration", Meta(gt=0)]
@@ -24,6 +24,7 @@ Lease = Annotated[float, "duration", Meta(ge=0.1)]  # shorter, and a busy machin
 Bytes = Annotated[int, "size", Meta(ge=256)]
 Count = Annotated[int, Meta(ge=1)]
 Globs = tuple[Annotated[str, Meta(min_length=1)], ...]  # in the environment: separated by commas
+Address = Annotated[str, "address"]  # HOST:PORT, or "off"
 Profile = Literal["development", "staging", "production"]
 
 
@@ -69,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried
     halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
+    http: Address = "127.0.0.1:9464"  # where `run` answers /metrics and health checks; this machine alone by default
     log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
     error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
     redact: Globs = ("*password*", "*secret*", "*token*", "*authorization*")  # fields of payloads that are never shown
@@ -192,6 +194,8 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
             raise ValueError(f"expected one of {', '.join(get_args(hint))}")
         if "duration" in units:
             value = duration(value)
+        if "address" in units:
+            value = address(value)
         if "size" in units and isinstance(value, str) and not value.isdecimal():
             value = size(value)
         if get_origin(hint) is tuple and from_text:

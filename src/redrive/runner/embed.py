@@ -45,10 +45,12 @@ async def supervised(
         supervisor = Supervisor(engine, Bridge(runtime.store), work, threads=not runtime.inline)
         stoppable.append(supervisor)
         runtime.read_by(supervisor.appended, loop)
+        runtime.supervisor = supervisor
         try:
             yield supervisor
         finally:
             runtime.read_by(None, None)
+            runtime.supervisor = None
             runtime.signals.flush(1.0)
 
 

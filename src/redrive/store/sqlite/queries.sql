@@ -464,3 +464,9 @@ WHERE :name NOT IN ('logs', 'attempts', 'journal')
 -- name: paste_audit
 INSERT INTO redrive_audit (id, at, who, action, subscription, target, reason, details, hash)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- ---------------------------------------------------------------- metrics
+
+-- name: metrics_bytes
+-- How large the store is.
+SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()
