@@ -48,6 +48,8 @@ COMMANDS = {
     "migrate": "migrate:migrate",
     "doctor": "doctor:doctor",
     "config": "config:config",
+    "alerts": "alerts:alerts",
+    "dashboard": "alerts:dashboard",
     "demo": "demo:demo",
 }
 

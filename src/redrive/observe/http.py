@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from threading import BoundedSemaphore, Thread
@@ -112,6 +112,8 @@ def answering(host: str, port: int, pages: Mapping[str, Page]) -> Iterator[tuple
     try:
         yield host, server.server_port
     finally:
+        with suppress(OSError):  # wakes it at once; without, it looks twice a second whether it may go
+            server.socket.shutdown(socket.SHUT_RDWR)
         server.shutdown()
         server.server_close()
         thread.join(REQUEST_SECONDS_MAX)

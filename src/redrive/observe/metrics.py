@@ -133,7 +133,9 @@ LAG_EVENTS = _gauge("redrive_lag_events", "subscription", "Events not settled ye
 LAG_SECONDS = _gauge(
     "redrive_lag_seconds", "subscription", "Age of the oldest event not settled yet; 0 if there is none."
 )
-SETTLED_AT = _gauge("redrive_settled_timestamp_seconds", "subscription", "When it last settled anything, as Unix time.")
+SETTLED_AT = _gauge(
+    "redrive_settled_timestamp_seconds", "subscription", "When it last settled anything, as Unix time; 0: never."
+)
 LETTERS = _gauge("redrive_letters", "subscription state reason", "Open letters: retrying or dead, and why.")
 LETTER_AGE = _gauge("redrive_letter_age_seconds", "subscription state", "How long the oldest open letter has been one.")
 PARKED_LANES = _gauge("redrive_parked_lanes", "subscription", "Keys with open letters, counted up to 100,000.")

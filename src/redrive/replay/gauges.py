@@ -45,8 +45,7 @@ def _subscriptions(tx: StoreTx, env: Env, halted_here: Mapping[str, str]) -> Ite
         yield m.PAUSED, name, float(one.paused)
         yield m.OWNED, name, float(one.owner is not None)
         yield m.REBUILDING, name, float(one.rebuilding_until is not None)
-        if one.settled_at is not None:
-            yield m.SETTLED_AT, name, one.settled_at
+        yield m.SETTLED_AT, name, one.settled_at or 0.0
 
 
 def _letters(tx: StoreTx, env: Env) -> Iterator[Sample]:
