@@ -62,6 +62,7 @@ TYPES_ONLY = {
     ("runner", "app"): "a process runs the App it is handed",
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
     ("watch", "app"): "health and metrics are of the App they are handed",
+    ("subscription", "sinks"): "a delivery holds the sink it is handed",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
