@@ -15,6 +15,7 @@ from redrive.codec import encode_data
 from redrive.draft import derive
 from redrive.errors import EventError, UsageError
 from redrive.event import Event, NewEvent, emission_id
+from redrive.observe.tracing import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +107,7 @@ class Emitter:
         name = getattr(log, "name", None)
         if not isinstance(name, str):
             raise UsageError(f"emit takes a log as its first argument, not {log!r}")
-        made_id = emission_id(self.identity, event.id, ordinal)
+        made_id, headers = emission_id(self.identity, event.id, ordinal), traced(headers, event)
         return Emission(name, derive(self._types, self._env, made_id, type, data, key, headers, expected_version))
 
 

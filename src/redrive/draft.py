@@ -10,6 +10,7 @@ from redrive.clock import Env
 from redrive.codec import is_model
 from redrive.errors import EventError, UsageError
 from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers, new_id
+from redrive.observe.tracing import traced
 from redrive.types import EventTypes
 
 FIELDS = frozenset({"type", "data", "key", "id", "headers", "time", "expected_version"})
@@ -31,6 +32,7 @@ def draft(
     name, schema, raw = _encode(types, kind, data)
     _check_place(key, expected_version)
     now = env.clock.now()
+    headers = traced(headers)
     return NewEvent(  # by place: names would take as long as the check of the data
         new_id(now, env.dice) if id is None else check_id(id),
         name,

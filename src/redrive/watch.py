@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
     from redrive.app import App
     from redrive.observe.http import Answer, Query
+    from redrive.observe.prometheus import Sample
     from redrive.replay.health import Health, Process
     from redrive.replay.ledger import Verdict
 
 log = logging.getLogger("redrive")
 
+STUCK_SECONDS = 2.0  # an event loop that has not turned for so long does nothing else either
 FLUSH_SECONDS_MAX = 0.5  # how long a scrape waits for what was told before it to be counted
 VERIFY_SECONDS_MIN = 60.0  # a ledger reads the whole log: asking more often gets the last answer
 
@@ -48,14 +50,20 @@ def metrics(app: App, registry: CollectorRegistry | None = None) -> CollectorReg
     from redrive.replay.gauges import read_gauges
 
     runtime = app.runtime
-    return listen(
-        runtime.signals,
-        lambda: read_gauges(
-            lambda: runtime.store, runtime.env, runtime.signals, runtime.settings.lease, lambda: _process(app).halted
-        ),
-        registry,
-        tuple(app.subscriptions),
-    )
+
+    def read() -> list[Sample]:
+        return read_gauges(
+            lambda: runtime.store, runtime.env, runtime.signals, runtime.settings.lease,
+            halted_here=_process(app, patience=0.0).halted, breakers=_breakers(app),
+        )  # fmt: skip
+
+    return listen(runtime.signals, read, registry, app.subscriptions, _breakers(app))
+
+
+def _breakers(app: App) -> list[str]:
+    """The names of the breakers that the program declares; one without a name has that of its subscription."""
+    guarded = [one for one in app.subscriptions.values() if one.breaker is not None]
+    return list(dict.fromkeys((one.breaker and one.breaker.name) or one.name for one in guarded))
 
 
 def _store(app: App) -> Any:
@@ -65,13 +73,13 @@ def _store(app: App) -> Any:
         return error
 
 
-def _process(app: App) -> Process:
-    from redrive.replay.health import STUCK_SECONDS, Process
+def _process(app: App, patience: float = STUCK_SECONDS) -> Process:
+    from redrive.replay.health import Process
 
     runtime = app.runtime
     supervisor = runtime.supervisor
     posts, waiting = (supervisor.posts, dict(supervisor.waiting)) if supervisor is not None else ((), {})
-    return Process(runtime.turns(STUCK_SECONDS), tuple(posts), waiting, runtime.signals.dropped)
+    return Process(runtime.turns(patience), tuple(posts), waiting, runtime.signals.dropped)
 
 
 def _verified(app: App) -> list[Verdict]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, Reject, retry, rules
+from redrive import App, Reject, breaker, retry, rules
 from redrive.testing import Harness
 
 
@@ -17,7 +17,11 @@ def app(tmp_path: Path) -> App:
     app = App(str(tmp_path / "untouched.db"))
 
     @app.on(
-        app.log("orders"), start="first", retry=retry(attempts=2, wait="1s", jitter=0), letters=rules(discard="drop.*")
+        app.log("orders"),
+        start="first",
+        retry=retry(attempts=2, wait="1s", jitter=0),
+        letters=rules(discard="drop.*"),
+        breaker=breaker("bank"),
     )
     def charge(event: Any, ctx: Any) -> None:
         match event.type:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from redrive import App, StoreError, health
-from redrive.replay.health import STUCK_SECONDS, Health
+from redrive.replay.health import Health
 from redrive.settings import Settings
 from redrive.testing import Harness
 from redrive.testing.fakes import FakeEnv
+from redrive.watch import STUCK_SECONDS
 
 
 def wrong(found: Health) -> list[tuple[str, str | None]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from redrive import App, StoreError, metrics
+from redrive import App, StoreError, breaker, metrics, retry
 from redrive.observe import metrics as m
 from redrive.observe import signals as sig
 from redrive.observe.prometheus import FRESH_SECONDS, LABELS_MAX, OTHER, Metrics, Scraped, exposition
@@ -145,6 +146,29 @@ def test_every_metric_of_the_table_can_be_scraped(app: App, harness: Harness) ->
     assert {metric.name.removesuffix("_total") for metric in m.ALL} == families
     read = {sample.name for family in registry.collect() for sample in family.samples}
     assert {metric.name for metric in m.SCRAPED} <= read
+
+
+def test_a_breaker_is_a_state_and_its_changes_are_counted(tmp_path: Path, backend: str | None) -> None:
+    app = App(str(tmp_path / "untouched.db"))
+    down = [True]
+    rule = breaker(failures=2, cooldown="10s", probes=1)
+
+    @app.on(app.log("orders"), start="first", breaker=rule, retry=retry(attempts=9, wait="1s", jitter=0))
+    def charge(event: Any, ctx: Any) -> None:
+        if down[0]:
+            raise ConnectionError("down")
+
+    with Harness(app, backend) as harness:
+        registry, states = metrics(app), []
+        for wait in ("0s", "5s", "60s"):
+            harness.append("orders", "x")
+            harness.append("orders", "x")
+            harness.advance(wait)
+            states.append(values(metrics(app, CollectorRegistry()), "redrive_breaker_state")["charge",])
+            down[0] = wait == "0s"
+        assert (states[1], states[2]) == (2, 0)
+        assert values(registry, "redrive_breaker_opened_total")["charge",] == 1
+        assert values(registry, "redrive_breaker_closed_total")["charge",] == 1
 
 
 def test_bulk_replays_are_counted_by_their_receipts(app: App, harness: Harness) -> None:

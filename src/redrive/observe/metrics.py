@@ -48,6 +48,10 @@ def _subscription(signal: Any) -> Labels:
     return (signal.subscription,)
 
 
+def _breaker(signal: Any) -> Labels:
+    return (signal.breaker,)
+
+
 def _counter(name: str, labels: str, text: str) -> Metric:
     return Metric(name, "counter", tuple(labels.split()), text)
 
@@ -77,6 +81,9 @@ HALTS = _counter("redrive_halts_total", "subscription", "Times that a subscripti
 RESUMED = _counter("redrive_resumed_total", "subscription", "Times that a halted subscription went on.")
 STUCK = _counter("redrive_stuck_total", "subscription", "Calls that overran their timeout and cannot be stopped.")
 LANES_FULL = _counter("redrive_lane_full_total", "subscription", "Times that intake stopped because a lane was full.")
+BREAKER_OPENED = _counter("redrive_breaker_opened_total", "breaker", "Times that a breaker opened.")
+BREAKER_PROBING = _counter("redrive_breaker_probing_total", "breaker", "Times that probing a dependency began.")
+BREAKER_CLOSED = _counter("redrive_breaker_closed_total", "breaker", "Times that a breaker closed again.")
 RULES_BROKEN = _counter(
     "redrive_rules_broken_total", "subscription", "Rules that could not answer; the letter is kept."
 )
@@ -119,6 +126,9 @@ HEARD: tuple[Heard, ...] = (
     Heard(sig.Resumed, RESUMED, _subscription),
     Heard(sig.HandlerStuck, STUCK, _subscription),
     Heard(sig.LaneFull, LANES_FULL, _subscription),
+    Heard(sig.BreakerOpened, BREAKER_OPENED, _breaker),
+    Heard(sig.BreakerProbing, BREAKER_PROBING, _breaker),
+    Heard(sig.BreakerClosed, BREAKER_CLOSED, _breaker),
     Heard(sig.RuleBroken, RULES_BROKEN, _subscription),
     Heard(sig.Stopping, STOPPING, lambda s: ()),
 )
@@ -146,6 +156,7 @@ OWNED = _gauge("redrive_owned", "subscription", "1 if a living worker owns it (a
 REBUILDING = _gauge(
     "redrive_rebuilding", "subscription", "1 while it is on its way back to where it was before a reset."
 )
+BREAKER_STATE = _gauge("redrive_breaker_state", "breaker", "0 closed, 1 probing, 2 open.")
 LOG_POSITION = _gauge("redrive_log_position", "log", "Position of the newest event.")
 LOG_AGE = _gauge("redrive_log_age_seconds", "log", "Age of the oldest event that is kept.")
 REPLAYED = _gauge(
@@ -158,7 +169,7 @@ SIGNALS_DROPPED = _gauge(
 
 SCRAPED: tuple[Metric, ...] = (
     STORE_UP, STORE_BYTES, LAG_EVENTS, LAG_SECONDS, SETTLED_AT, LETTERS, LETTER_AGE, PARKED_LANES, FULLEST_LANE, HALTED,
-    PAUSED, OWNED, REBUILDING, LOG_POSITION, LOG_AGE, REPLAYED, WORKERS, SIGNALS_DROPPED,
+    PAUSED, OWNED, REBUILDING, BREAKER_STATE, LOG_POSITION, LOG_AGE, REPLAYED, WORKERS, SIGNALS_DROPPED,
 )  # fmt: skip
 
 TOLD: tuple[Metric, ...] = tuple(dict.fromkeys(heard.metric for heard in HEARD))

@@ -12,7 +12,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from redrive.errors import UsageError
-from redrive.observe.metrics import BURIED, HEARD, RECOVERED, SCRAPED, TOLD, Heard, Labels, Metric
+from redrive.observe import metrics as m
+from redrive.observe.metrics import HEARD, SCRAPED, TOLD, Heard, Labels, Metric
 from redrive.observe.signals import Signal, Signals
 from redrive.policy.action import BEHIND_HEAD, FAILING, REASONS
 
@@ -72,16 +73,19 @@ class Metrics:
             if amount:
                 self._child(metric, labels).inc(amount)
 
-    def expect(self, subscriptions: Iterable[str]) -> None:
+    def expect(self, subscriptions: Iterable[str], breakers: Iterable[str] = ()) -> None:
         """Begin at zero: who appears out of nothing with a one has, for Prometheus, not grown."""
+        for metric in (m.BREAKER_OPENED, m.BREAKER_PROBING, m.BREAKER_CLOSED):
+            for name in breakers:
+                self._child(metric, (name,))
         for name in subscriptions:
             for metric in TOLD:
                 if metric.labels == ("subscription",):
                     self._child(metric, (name,))
             for reason in set(REASONS) - {FAILING, BEHIND_HEAD}:  # those two are not dead yet
-                self._child(BURIED, (name, reason))
+                self._child(m.BURIED, (name, reason))
             for how in ("retry", "replay"):
-                self._child(RECOVERED, (name, how))
+                self._child(m.RECOVERED, (name, how))
 
     def _child(self, metric: Metric, labels: Labels) -> Any:
         """The metric with these labels, bound once: finding it anew would take as long as changing it."""
@@ -135,6 +139,7 @@ def listen(
     read: Callable[[], Iterable[Sample]],
     registry: CollectorRegistry | None = None,
     subscriptions: Iterable[str] = (),
+    breakers: Iterable[str] = (),
 ) -> CollectorRegistry:
     """Metrics of these signals in a registry, one of its own if none is given; asked again, the same as before."""
     for listener in signals._listeners:
@@ -144,7 +149,7 @@ def listen(
         listener = Metrics(client().CollectorRegistry() if registry is None else registry)
         listener.registry.register(Scraped(read))
         signals.listen(listener)
-    listener.expect(subscriptions)
+    listener.expect(subscriptions, breakers)
     return listener.registry
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from redrive.clock import Env
@@ -11,24 +11,36 @@ from redrive.errors import BugError, StoreError
 from redrive.observe import metrics as m
 from redrive.observe.prometheus import LABELS_MAX, Sample
 from redrive.observe.signals import Signals
+from redrive.policy.breaker import PRISTINE, State
 from redrive.replay.status import status_in
 from redrive.replay.workers import workers_in
 from redrive.store.port import Store, StoreTx
 
+BREAKER_STATES = {State.CLOSED: 0.0, State.PROBING: 1.0, State.OPEN: 2.0}
 COUNT_MAX = 100_000  # events and lanes counted per subscription: five milliseconds each, and as alarming as more
 
 log = logging.getLogger("redrive")
 
 
 def read_gauges(
-    store: Callable[[], Store], env: Env, signals: Signals, lease: float, halted_here: Callable[[], Mapping[str, str]]
+    store: Callable[[], Store],
+    env: Env,
+    signals: Signals,
+    lease: float,
+    *,
+    halted_here: Mapping[str, str],
+    breakers: Iterable[str],
 ) -> list[Sample]:
-    """Everything that is read when scraped. `halted_here`: what this process knows and could not write down."""
-    here = halted_here()
+    """Everything that is read when scraped.
+
+    `halted_here`: what this process knows and could not write down. `breakers`: those that the program declares.
+    """
+    here = halted_here
     dropped: Sample = (m.SIGNALS_DROPPED, (), float(signals.dropped))
     try:
         with store().reading() as tx:
-            found = [*_subscriptions(tx, env, here), *_letters(tx, env), *_logs(tx, env), *_store(tx, env, lease)]
+            found = [*_subscriptions(tx, env, here), *_letters(tx, env), *_breakers(tx, breakers)]
+            found += [*_logs(tx, env), *_store(tx, env, lease)]
     except (StoreError, BugError) as error:
         log.warning("a scrape found no store: %s", error)
         halts: list[Sample] = [(m.HALTED, (name,), 1.0) for name in here]
@@ -57,6 +69,12 @@ def _letters(tx: StoreTx, env: Env) -> Iterator[Sample]:
     for name, lanes, fullest in tx.sql.all("metrics_lanes", {"limit": COUNT_MAX}):
         yield m.PARKED_LANES, (name,), float(lanes)
         yield m.FULLEST_LANE, (name,), float(fullest or 0)
+
+
+def _breakers(tx: StoreTx, declared: Iterable[str]) -> Iterator[Sample]:
+    known = tx.guards.breakers()
+    for name in declared:
+        yield m.BREAKER_STATE, (name,), BREAKER_STATES[known.get(name, PRISTINE).state]
 
 
 def _logs(tx: StoreTx, env: Env) -> Iterator[Sample]:

@@ -18,7 +18,6 @@ from redrive.store.port import Store
 
 Ready = Literal["ready", "standby", "stopped", "broken"]
 HALTED = "halted: "  # how a supervisor says why a subscription does not run here
-STUCK_SECONDS = 2.0  # an event loop that has not turned for so long does nothing else either
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def _loop(process: Process) -> Check:
     if process.turns:
         return Check("worker", True, "its event loop turns")
     return Check(
-        "worker", False, f"its event loop has not turned for {STUCK_SECONDS:g} s: an async function blocks it; "
+        "worker", False, "its event loop does not turn: an async function blocks it; "
         "make it a plain def, or await what it waits for",
     )  # fmt: skip
 

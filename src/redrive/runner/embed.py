@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redrive.clock import short_name
 from redrive.errors import UsageError
 from redrive.observe.logs import log_signals
+from redrive.observe.tracing import is_tracing, with_spans
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Engine
 from redrive.runner.enroll import enroll
@@ -41,6 +42,8 @@ async def supervised(
         signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=runtime.wake,
         worker=short_name(runtime.env.owner),
     )  # fmt: skip
+    if is_tracing():
+        subscriptions = [with_spans(subscription) for subscription in subscriptions]
     work = enroll(engine, subscriptions)
     sinks = [subscription.sink for subscription, _ in work.values() if subscription.sink is not None]
     async with entered(lifespan()) as runtime.deps, opened(sinks):
