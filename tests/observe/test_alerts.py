@@ -130,6 +130,20 @@ def test_the_alerts_of_e11y_are_among_them_with_its_thresholds() -> None:
     assert retries["expr"].endswith("> 100") and (retries["for"], retries["labels"]) == ("2m", "{severity: warning}")
 
 
+def test_the_guide_has_every_alert_with_its_severity_and_runbook() -> None:
+    text = (ROOT / "docs" / "guide" / "observability.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(Redrive\w+)` \| (\w+) \| .+ \| \[.*\]\(\.\./(.*)\) \|$", text, re.MULTILINE)
+    expected = [
+        (
+            rule.name,
+            re.findall(r"severity: (\w+)", rule.fields["labels"])[0],
+            rule.fields["runbook"].removeprefix("docs/"),
+        )
+        for rule in rules()
+    ]
+    assert rows == expected
+
+
 def test_the_dashboard_is_about_metrics_that_exist() -> None:
     for query in queries():
         check_expression(query)

@@ -16,6 +16,8 @@ from redrive.observe import signals as sig
 from redrive.observe.prometheus import FRESH_SECONDS, LABELS_MAX, OTHER, Metrics, Scraped, exposition
 from redrive.testing import Harness
 
+DOCS = Path(__file__).parent.parent.parent / "docs"
+GUIDE = DOCS / "guide" / "observability.md"
 LABELS = {"subscription", "log", "state", "reason", "how", "outcome", "change", "action", "result", "breaker"}
 
 
@@ -179,6 +181,23 @@ def test_bulk_replays_are_counted_by_their_receipts(app: App, harness: Harness) 
     operate.bulk.ask(number, lambda letters, part: operate.letters.replay(letters, "again", within=part))
     harness.run_until_idle()
     assert values(metrics(app), "redrive_replayed_letters")["failed",] == 1
+
+
+def test_the_guide_has_every_metric_as_it_is() -> None:
+    rows = re.findall(r"^\| `(redrive_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", GUIDE.read_text("utf-8"), re.MULTILINE)
+    found = [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows]
+    assert found == [(metric.name, metric.kind, metric.labels, metric.help) for metric in m.ALL]
+
+
+@pytest.mark.parametrize("page", ["guide/observability.md", "coming-from/e11y.md"])
+def test_the_pages_speak_of_metrics_and_labels_that_exist(page: str) -> None:
+    text = (DOCS / page).read_text("utf-8")
+    named = re.findall(r"\b(redrive_\w+)(?:\{(\w+)=)?", text)
+    assert named
+    known = {metric.name + suffix: metric for metric in m.ALL for suffix in ("", "_sum", "_count")}
+    for name, label in named:
+        assert name in known, name
+        assert not label or label in known[name].labels, (name, label)
 
 
 def test_scrapes_share_a_reading_for_a_few_seconds() -> None:
