@@ -17,11 +17,19 @@ from typing import Literal, NamedTuple
 from redrive.errors import UsageError
 from redrive.policy.classify import blames_a_dependency, leaves
 from redrive.policy.lease import rebase
+from redrive.policy.limiter import Bucket
 from redrive.policy.machine import step
 from redrive.policy.retry import Duration, Errors, count_of, errors_of, seconds_of
 
 FAILURES_MAX = PROBES_MAX = 10_000
 COOLDOWN_MAX_S = 86_400.0  # a dependency that is left alone for longer is not coming back by itself
+
+
+# Who has just come back is not drowned: for a while after the breaker closed by itself, the rate of calls grows from
+# little to what the limit, or the backlog, would have it do at once.
+RAMP_SECONDS = 30.0
+RAMP_START = 10.0  # calls a second
+RAMP_DOUBLES = 3.0  # seconds
 
 
 class State(StrEnum):
@@ -137,6 +145,22 @@ def after_probe(breaker: Breaker, rule: Rule, good: bool, now: float) -> Breaker
     if good:
         return Breaker(step(TRANSITIONS, breaker.state, Verb.COOL), since=now)
     return breaker._replace(since=now, until=now + rule.cooldown)
+
+
+def ramp_left(breaker: Breaker, now: float) -> float:
+    """Seconds for which the rate still grows; none where somebody closed it by hand."""
+    grown_for = now - breaker.since
+    ramps = breaker.state is State.CLOSED and breaker.since > 0 and 0 <= grown_for < RAMP_SECONDS
+    return RAMP_SECONDS - grown_for if ramps else 0.0
+
+
+def limit_after(breaker: Breaker, limit: Bucket | None, now: float) -> Bucket | None:
+    """The limit that holds now: the declared one, or while a dependency recovers a lower one that grows."""
+    left = ramp_left(breaker, now)
+    if not left:
+        return limit
+    rate = RAMP_START * 2.0 ** ((RAMP_SECONDS - left) / RAMP_DOUBLES)
+    return limit if limit is not None and limit.rate <= rate else Bucket(rate, max(1, math.ceil(rate / 20)))
 
 
 def forced_open(breaker: Breaker, now: float) -> Breaker:

@@ -980,8 +980,8 @@ RETURNING state, failures, successes, since, until
 UPDATE redrive_breakers SET state = :state, failures = :failures, successes = :successes, since = :since, until = :until
 WHERE name = :name
 
--- name: breaker_drop
-DELETE FROM redrive_breakers WHERE name = :name
+-- name: breaker_declare
+INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING
 
 -- name: probes_in_flight
 SELECT coalesce(sum(p.n), 0) FROM redrive_probes p
