@@ -64,6 +64,12 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.CLOSED, Verb.CLOSE): State.CLOSED,
 }
 
+
+def next_state(state: State, verb: Verb) -> State:
+    """The state of a breaker after `verb`; BugError if that cannot happen."""
+    return step(TRANSITIONS, state, verb)
+
+
 Per = Literal["subscription", "key"]
 WhenOpen = Literal["pause", "bury"]
 
@@ -124,7 +130,7 @@ def admit(breaker: Breaker, rule: Rule, now: float, in_flight: int) -> Admission
             wait = _opens_in(breaker, now)
             if wait > 0:
                 return Admission(breaker, 0, wait)
-            breaker = Breaker(step(TRANSITIONS, breaker.state, Verb.COOL), since=now)
+            breaker = Breaker(next_state(breaker.state, Verb.COOL), since=now)
     return Admission(breaker, max(0, rule.probes - in_flight), math.inf)
 
 
@@ -143,7 +149,7 @@ def after_probe(breaker: Breaker, rule: Rule, good: bool, now: float) -> Breaker
     if breaker.state is not State.OPEN or math.isinf(breaker.until):
         return breaker
     if good:
-        return Breaker(step(TRANSITIONS, breaker.state, Verb.COOL), since=now)
+        return Breaker(next_state(breaker.state, Verb.COOL), since=now)
     return breaker._replace(since=now, until=now + rule.cooldown)
 
 
@@ -165,12 +171,12 @@ def limit_after(breaker: Breaker, limit: Bucket | None, now: float) -> Bucket | 
 
 def forced_open(breaker: Breaker, now: float) -> Breaker:
     """Opened by hand: until it is closed by hand."""
-    return Breaker(step(TRANSITIONS, breaker.state, Verb.OPEN), since=now, until=math.inf)
+    return Breaker(next_state(breaker.state, Verb.OPEN), since=now, until=math.inf)
 
 
 def forced_closed(breaker: Breaker) -> Breaker:
     """Closed by hand: it counts from nought."""
-    return Breaker(step(TRANSITIONS, breaker.state, Verb.CLOSE))
+    return Breaker(next_state(breaker.state, Verb.CLOSE))
 
 
 def _after_one(breaker: Breaker, rule: Rule, answer: Answer, now: float) -> Breaker:
@@ -188,7 +194,7 @@ def _after_one(breaker: Breaker, rule: Rule, answer: Answer, now: float) -> Brea
             successes = breaker.successes + 1
             if successes < rule.probes:
                 return breaker._replace(successes=successes)
-            return Breaker(step(TRANSITIONS, breaker.state, Verb.HEAL), since=now)
+            return Breaker(next_state(breaker.state, Verb.HEAL), since=now)
         case State.PROBING if answer.probe:
             return _open(breaker, rule, Verb.RELAPSE, now)
         case _:
@@ -196,7 +202,7 @@ def _after_one(breaker: Breaker, rule: Rule, answer: Answer, now: float) -> Brea
 
 
 def _open(breaker: Breaker, rule: Rule, verb: Verb, now: float) -> Breaker:
-    return Breaker(step(TRANSITIONS, breaker.state, verb), since=now, until=now + rule.cooldown)
+    return Breaker(next_state(breaker.state, verb), since=now, until=now + rule.cooldown)
 
 
 def _opens_in(breaker: Breaker, now: float) -> float:

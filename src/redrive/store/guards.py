@@ -39,8 +39,6 @@ class Guards:
 
     def save(self, name: str, breaker: Breaker) -> None:
         """Write a breaker that was locked."""
-        if breaker.state is State.CLOSED:
-            self._sql.run("probes_drop", {"breaker": name})
         values = {**breaker._asdict(), "name": name, "state": str(breaker.state)}
         values["until"] = None if math.isinf(breaker.until) else breaker.until
         self._sql.run("breaker_save", values)

@@ -997,9 +997,6 @@ SET n = excluded.n + CASE WHEN redrive_probes.epoch = excluded.epoch THEN redriv
 -- name: probes_return
 UPDATE redrive_probes SET n = n - :n WHERE breaker = :breaker AND member = :member AND epoch = :epoch AND n >= :n
 
--- name: probes_drop
-DELETE FROM redrive_probes WHERE breaker = :breaker
-
 -- name: bucket_lock
 INSERT INTO redrive_buckets VALUES (:name, 0) ON CONFLICT (name) DO UPDATE SET full_at = redrive_buckets.full_at
 RETURNING full_at
