@@ -23,6 +23,7 @@ from redrive.errors import (
 from redrive.event import Event
 from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
+from redrive.sinks import Sink, verify_signature, webhook
 from redrive.sources.log import Log
 from redrive.types import event
 from redrive.version import VERSION
@@ -40,6 +41,7 @@ __all__ = [
     "RedriveError",
     "Reject",
     "RetryLater",
+    "Sink",
     "StoreError",
     "Tx",
     "UsageError",
@@ -50,4 +52,6 @@ __all__ = [
     "retry",
     "rules",
     "sqlite3",
+    "verify_signature",
+    "webhook",
 ]

@@ -1,1 +1,9 @@
 """Somewhere events are delivered; each sink is a subscription of its own. `redrive.sinks.port` says what one is."""
+
+from __future__ import annotations
+
+from redrive.sinks.port import Sink, SomeFailed
+from redrive.sinks.signing import BadSignature, verify_signature
+from redrive.sinks.webhooks import webhook
+
+__all__ = ["BadSignature", "Sink", "SomeFailed", "verify_signature", "webhook"]
