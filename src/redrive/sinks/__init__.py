@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from redrive.sinks.lines import file, stdout
 from redrive.sinks.port import Sink, SomeFailed
 from redrive.sinks.signing import BadSignature, verify_signature
 from redrive.sinks.webhooks import webhook
 
-__all__ = ["BadSignature", "Sink", "SomeFailed", "verify_signature", "webhook"]
+__all__ = ["BadSignature", "Sink", "SomeFailed", "file", "stdout", "verify_signature", "webhook"]

@@ -106,6 +106,11 @@ class HttpServer:
         """Where it listens, without a slash at the end."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
+    @property
+    def is_running(self) -> bool:
+        """Does it take connections?"""
+        return self._thread is not None
+
     def start(self) -> None:
         """Listen; again on the same port after `stop`."""
         self._loop = asyncio.new_event_loop()
