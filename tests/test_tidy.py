@@ -82,6 +82,7 @@ BROAD_EXCEPT = {
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
+    "sinks/batching.py": "the user's function of one event: its failure is that event's, not the batch's",
     "store/groups.py": "hands the error to each caller whose append was in the group, or who asked for the job",
 }
 

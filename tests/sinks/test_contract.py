@@ -81,6 +81,46 @@ class TestStructuredWebhook(TestBinaryWebhook):
         return [json.loads(request.body)["id"]]
 
 
+class TestLoki(OverHttp):
+    can_refuse = True
+
+    def make_sink(self) -> Sink:
+        return sinks.loki(self.server.url.replace("//", "//ada:hunter2@"), name="logs", timeout="500ms")
+
+    def ids(self, request: Request) -> list[str]:
+        streams = json.loads(request.body)["streams"]
+        return [json.loads(value[1])["id"] for stream in streams for value in stream["values"]]
+
+    def refuse(self, event_id: str) -> None:
+        self.refused.add(event_id)
+
+    def secrets(self) -> list[str]:
+        return ["hunter2"]
+
+
+class TestOtlp(TestLoki):
+    def make_sink(self) -> Sink:
+        return sinks.otlp(self.server.url.replace("//", "//ada:hunter2@"), name="telemetry", timeout="500ms")
+
+    def ids(self, request: Request) -> list[str]:
+        records = json.loads(request.body)["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
+        return [
+            one["value"]["stringValue"]
+            for record in records
+            for one in record["attributes"]
+            if one["key"] == "cloudevents.event_id"
+        ]
+
+
+class TestSentry(TestLoki):
+    def make_sink(self) -> Sink:
+        dsn = self.server.url.replace("//", "//hunter2@") + "/42"
+        return sinks.sentry(dsn, name="sentry", timeout="500ms", allow_private=True)
+
+    def ids(self, request: Request) -> list[str]:
+        return [json.loads(request.body.split(b"\n")[2])["extra"]["event"]["id"]]
+
+
 class TestFile(SinkContract):
     options: dict[str, Any] = {}  # noqa: RUF012
 

@@ -6,6 +6,7 @@ addresses are refused unless allowed. An error names the origin and the status; 
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from redrive.clock import SystemClock
 from redrive.errors import RetryLater, UsageError
-from redrive.sinks.addresses import Address, check_ip, literal
+from redrive.sinks.addresses import SECRET_CHARS_MIN, Address, check_ip, literal
 from redrive.sinks.port import Sink
 from redrive.units import duration, show_duration
 
@@ -27,8 +28,17 @@ if TYPE_CHECKING:
 ANSWER_BYTES_MAX = 65_536  # of an answer's body; receipts are short, and an endless one must not fill the memory
 EXCERPT_CHARS_MAX = 200  # of an answer in an error: letters are read by people
 CONNECTIONS_MAX = 100  # open at once to one sink; above any sensible concurrency, below the usual limit of descriptors
+HEADERS_MAX = 50  # of the user's own; servers commonly take 100 in all
 RETRY_AFTER_MAX = "1h"  # a wrong date in an answer must not park events for a year
 
+_NAME = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~-]{1,100}")
+_TEXT = re.compile(r"[\t\x20-\x7e]*")
+# Ours to set: the client's, the signature's, and what makes it a CloudEvent.
+_RESERVED = re.compile(
+    r"ce-.*|webhook-.*|content-.*|transfer-encoding|host|connection|expect|te|trailer|upgrade|idempotency-key|"
+    r"traceparent|tracestate|accept-encoding",
+    re.IGNORECASE,
+)
 _clock = SystemClock()
 _TRY_LATER = frozenset({429, 503})  # the answers of which Retry-After speaks
 
@@ -106,11 +116,13 @@ class HttpSink(Sink):
             self._pool = Pool(self.timeout, self.connect_timeout, self.allow_private, self.tls)
         return await self._pool.request(method, address, headers, body)
 
-    async def post(self, address: Address, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Deliver; anything but success is raised."""
+    async def post(
+        self, address: Address, headers: Mapping[str, str], body: bytes, hidden: tuple[str, ...] = ()
+    ) -> Answer:
+        """Deliver; anything but success is raised, without what is to be hidden."""
         answer = await self.request("POST", address, headers, body)
         if not answer.ok:
-            raise failure(address, answer, now=_clock.now(), hidden=tuple(headers.values()))
+            raise failure(address, answer, now=_clock.now(), hidden=hidden)
         return answer
 
     def check_address(self, address: Address) -> Address:
@@ -119,6 +131,37 @@ class HttpSink(Sink):
         if ip is not None and not self.allow_private:
             check_ip(ip, address.host)
         return address
+
+
+def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers of the user's own, lower case; UsageError for those that are ours or cannot be sent."""
+    if len(headers) > HEADERS_MAX:
+        raise UsageError(f"{len(headers)} headers; the limit is {HEADERS_MAX}")
+    for name, text in headers.items():
+        if not (isinstance(name, str) and _NAME.fullmatch(name)) or _RESERVED.fullmatch(name):
+            raise UsageError(
+                f"the header {name!r} cannot be set: it is no header name, or one that redrive sets itself"
+            )
+        if not (isinstance(text, str) and _TEXT.fullmatch(text)):
+            raise UsageError(f"the header {name!r} is not one line of ASCII text")
+    return {name.lower(): text for name, text in headers.items()}
+
+
+def secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """What an answer may quote of a user's headers and we must not repeat: values, and tokens in them."""
+    pieces = {piece for text in headers.values() for piece in (text, *text.split())}
+    return tuple(sorted(pieces, key=len, reverse=True))
+
+
+def under(url: str, path: str) -> str:
+    """A URL of an API from that of its server; one that is whole already stays as it is.
+
+    >>> under("http://loki:3100/", "/v1/push"), under("http://x/v1/push", "/v1/push")
+    ('http://loki:3100/v1/push', 'http://x/v1/push')
+    """
+    if not isinstance(url, str) or "?" in url or url.endswith(path):
+        return url
+    return url.rstrip("/") + path
 
 
 def positive(value: str | float, name: str) -> float:
@@ -149,7 +192,7 @@ def excerpt(answer: Answer, secrets: tuple[str, ...]) -> str:
         return "redirects are not followed; give the final URL"
     text = answer.body[: 8 * EXCERPT_CHARS_MAX].decode("utf-8", "replace")
     for secret in secrets:
-        if len(secret) >= 4:
+        if len(secret) >= SECRET_CHARS_MIN:
             text = text.replace(secret, "…")
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text if len(text) <= EXCERPT_CHARS_MAX else text[:EXCERPT_CHARS_MAX] + "…"

@@ -15,6 +15,7 @@ from typing import Any
 from redrive import cloudevents
 from redrive.errors import UsageError
 from redrive.event import Event
+from redrive.sinks.batching import batch_options, prepare, raise_failed
 from redrive.sinks.port import Sink
 from redrive.sinks.rotation import LineFile, rotation
 
@@ -26,21 +27,22 @@ class Lines(Sink):
 
     def __init__(self, name: str, source: str | None, batch_max: int) -> None:
         super().__init__(name)
-        if batch_max < 1:
-            raise UsageError(f"batch_max={batch_max}: at least one event")
-        self.batch_max, self._source = batch_max, source
+        self.batch_max, _ = batch_options(batch_max, 0)
+        self._source = source
         self._writing = threading.Lock()  # a send that was given up goes on in its thread, and the next one waits
 
     async def send(self, events: Sequence[Event[Any]]) -> None:
-        """Write them all, or none."""
+        """Write them all, or none; but one that has no line fails alone."""
         if events:
             await asyncio.to_thread(self._send, events)
 
     def _send(self, events: Sequence[Event[Any]]) -> None:
         source = cloudevents.source_of(self.log) if self._source is None else self._source
-        block = b"\n".join([cloudevents.encode(event, source) for event in events]) + b"\n"
-        with self._writing:
-            self._write(block)
+        lines, errors = prepare(events, lambda event: cloudevents.encode(event, source) + b"\n")
+        if lines:
+            with self._writing:
+                self._write(b"".join([line for _, line in lines]))
+        raise_failed(errors, len(events))
 
     def _write(self, block: bytes) -> None:
         raise UsageError(f"{type(self).__name__} has no _write(block)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from redrive.clock import SystemClock
 from redrive.errors import Reject, UsageError
 from redrive.event import Event
 from redrive.sinks.addresses import Address, AddressRefused, parse
-from redrive.sinks.http import HttpSink, failure
+from redrive.sinks.http import HttpSink, check_headers, failure, secrets_in
 from redrive.sinks.signing import Secret, keys, sign
 
 Url = str | Callable[[Event[Any]], str]
@@ -20,16 +19,6 @@ Secrets = Secret | Sequence[Secret]
 Headers = Mapping[str, str]
 Method = Literal["GET", "HEAD", "OPTIONS"]
 
-HEADERS_MAX = 50  # of the user's own; servers commonly take 100 in all
-
-_NAME = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~-]{1,100}")
-_TEXT = re.compile(r"[\t\x20-\x7e]*")
-# Ours to set: the client's, the signature's, and what makes it a CloudEvent.
-_RESERVED = re.compile(
-    r"ce-.*|webhook-.*|content-.*|transfer-encoding|host|connection|expect|te|trailer|upgrade|idempotency-key|"
-    r"traceparent|tracestate|accept-encoding",
-    re.IGNORECASE,
-)
 _TRACE = ("traceparent", "tracestate")
 _NOT_WELL = frozenset({408, 425, 429})
 _clock = SystemClock()
@@ -71,8 +60,9 @@ class Webhook(HttpSink):
         """One request for each; the first that fails ends it."""
         for event in events:
             address = self._address(event)
-            headers, body = self._message(event)
-            await self.post(address, headers, body)
+            mine = check_headers(self._headers(event)) if callable(self._headers) else self._headers
+            headers, body = self._message(event, mine)
+            await self.post(address, headers, body, secrets_in(mine))
 
     def target(self, event: Event[Any]) -> str:
         """The origin that the event goes to, unless a function was given that says better."""
@@ -88,7 +78,7 @@ class Webhook(HttpSink):
         except UsageError as error:  # of this event alone: the others may have good ones
             raise Reject(f"the URL for event {event.id}: {error}") from None
 
-    def _message(self, event: Event[Any]) -> tuple[dict[str, str], bytes]:
+    def _message(self, event: Event[Any], mine: Headers) -> tuple[dict[str, str], bytes]:
         if self._is_binary:
             headers, body = cloudevents.http_headers(event, self.source), event.data_raw
         else:
@@ -98,8 +88,7 @@ class Webhook(HttpSink):
         if event.headers_raw is not None:
             traces = event.headers
             headers |= {name: cloudevents.header_text(traces[name]) for name in _TRACE if name in traces}
-        mine = self._headers
-        headers |= check_headers(mine(event)) if callable(mine) else mine
+        headers |= mine
         secret = self._secret
         if secret is not None:
             found = keys(secret(event)) if callable(secret) else secret
@@ -128,7 +117,7 @@ class ProbedWebhook(Webhook):
         answer = await self.request(self._probe_method, address, mine)
         well = answer.status < 500 and answer.status not in _NOT_WELL if self._probe_url is None else answer.ok
         if not well:
-            raise failure(address, answer, now=_clock.now(), hidden=tuple(mine.values()))
+            raise failure(address, answer, now=_clock.now(), hidden=secrets_in(mine))
 
 
 def webhook(
@@ -159,17 +148,3 @@ def webhook(
     if probe_url is None and probe_method is None:
         return Webhook(url, name, **options)
     return ProbedWebhook(url, name, probe_url=probe_url, probe_method=probe_method, **options)
-
-
-def check_headers(headers: Headers) -> dict[str, str]:
-    """Headers of the user's own, lower case; UsageError for those that are ours or cannot be sent."""
-    if len(headers) > HEADERS_MAX:
-        raise UsageError(f"{len(headers)} headers; the limit is {HEADERS_MAX}")
-    for name, text in headers.items():
-        if not (isinstance(name, str) and _NAME.fullmatch(name)) or _RESERVED.fullmatch(name):
-            raise UsageError(
-                f"the header {name!r} cannot be set: it is no header name, or one that redrive sets itself"
-            )
-        if not (isinstance(text, str) and _TEXT.fullmatch(text)):
-            raise UsageError(f"the header {name!r} is not one line of ASCII text")
-    return {name.lower(): text for name, text in headers.items()}

@@ -31,8 +31,8 @@ _ODD: tuple[dict[str, Any], ...] = (
 )
 
 
-class SinkContract:
-    """Every test has a sink of its own. What your sink cannot do, its class says: see the attributes."""
+class SinkTests:
+    """What you write: how to make the sink, and how to look at the other side and to break it."""
 
     can_break = True  # `break_down` and `recover` are written
     can_refuse = False  # `refuse` is written: the other side can take one event and not another
@@ -65,6 +65,32 @@ class SinkContract:
     def secrets(self) -> Sequence[str]:
         """What must not be seen in an error or a `repr`: passwords, tokens, paths of webhooks."""
         return ()
+
+    def _run(self, act: Callable[[Sink], Awaitable[None]]) -> Sink:
+        """Open a sink, use it, close it."""
+
+        async def story() -> Sink:
+            async with _opened(self.make_sink()) as sink:
+                await asyncio.wait_for(act(sink), TIME_MAX)
+                return sink
+
+        return asyncio.run(story())
+
+    def _error(self, act: Callable[[Sink], Awaitable[None]]) -> BaseException | None:
+        async def story() -> BaseException | None:
+            async with _opened(self.make_sink()) as sink:
+                return await _error_of(act(sink))
+
+        return asyncio.run(story())
+
+    def _fails(self, events: Sequence[Event[Any]]) -> BaseException:
+        error = self._error(lambda sink: sink.send(events))
+        assert error is not None, "it took what cannot have arrived"
+        return error
+
+
+class DeliveryContract(SinkTests):
+    """What arrives while all is well."""
 
     def test_its_name_and_limits_are_fixed(self) -> None:
         one, other = self.make_sink(), self.make_sink()
@@ -139,6 +165,22 @@ class SinkContract:
             asyncio.run(once(number))
         assert self.delivered() == ["id-0", "id-1"]
 
+    def test_a_send_that_is_given_up_leaves_the_sink_usable(self) -> None:
+        async def story(sink: Sink) -> None:
+            task = asyncio.ensure_future(sink.send(_events(1)))
+            await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await sink.send(_events(1, 1))
+
+        self._run(story)
+        assert [one for one in self.delivered() if one != "id-0"] == ["id-1"]
+
+
+class TroubleContract(SinkTests):
+    """What happens when the other side is not well."""
+
     def test_a_place_that_takes_nothing_is_an_error_and_never_a_receipt(self) -> None:
         if not self.can_break:
             return
@@ -179,18 +221,6 @@ class SinkContract:
         finally:
             self.recover()
 
-    def test_a_send_that_is_given_up_leaves_the_sink_usable(self) -> None:
-        async def story(sink: Sink) -> None:
-            task = asyncio.ensure_future(sink.send(_events(1)))
-            await asyncio.sleep(0)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            await sink.send(_events(1, 1))
-
-        self._run(story)
-        assert [one for one in self.delivered() if one != "id-0"] == ["id-1"]
-
     def test_an_event_that_is_refused_is_named_and_the_others_arrive(self) -> None:
         if not self.can_refuse:
             return
@@ -216,27 +246,9 @@ class SinkContract:
         self._run(lambda sink: sink.probe())
         assert self.delivered() == [], "a probe is no event"
 
-    def _run(self, act: Callable[[Sink], Awaitable[None]]) -> Sink:
-        """Open a sink, use it, close it."""
 
-        async def story() -> Sink:
-            async with _opened(self.make_sink()) as sink:
-                await asyncio.wait_for(act(sink), TIME_MAX)
-                return sink
-
-        return asyncio.run(story())
-
-    def _error(self, act: Callable[[Sink], Awaitable[None]]) -> BaseException | None:
-        async def story() -> BaseException | None:
-            async with _opened(self.make_sink()) as sink:
-                return await _error_of(act(sink))
-
-        return asyncio.run(story())
-
-    def _fails(self, events: Sequence[Event[Any]]) -> BaseException:
-        error = self._error(lambda sink: sink.send(events))
-        assert error is not None, "it took what cannot have arrived"
-        return error
+class SinkContract(DeliveryContract, TroubleContract):
+    """Every test has a sink of its own. What your sink cannot do, its class says: see the attributes of SinkTests."""
 
 
 @contextlib.asynccontextmanager
