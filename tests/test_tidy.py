@@ -32,8 +32,8 @@ DOCSTRING_LINES_MAX = 10
 
 # What each part of the package may import of the package, besides itself.
 SHARED = {"version",
-    "clock", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader", "settings",
-    "subscription", "types", "units",
+    "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader",
+    "settings", "subscription", "types", "units",
 }  # fmt: skip
 PORTS = {"store", "sources", "sinks"}
 LAYERS: dict[str, set[str]] = {
@@ -65,8 +65,8 @@ TYPES_ONLY = {
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
 MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports
-# A folder that is imported only by the function that opens such a store may import its driver at the start.
-DRIVERS = {"store/postgres/": {"psycopg", "psycopg_pool"}}
+# What is imported only by the function that opens such a store or such connections may import its driver at the start.
+DRIVERS = {"store/postgres/": {"psycopg", "psycopg_pool"}, "sinks/pool.py": {"aiohttp", "yarl"}}
 
 IMPURE = {
     "asyncio", "concurrent", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "sqlite3", "subprocess",
@@ -83,6 +83,7 @@ BROAD_EXCEPT = {
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
+    "sinks/batching.py": "the user's function of one event: its failure is that event's, not the batch's",
     "store/groups.py": "hands the error to each caller whose append was in the group, or who asked for the job",
 }
 
