@@ -45,7 +45,8 @@ LAYERS: dict[str, set[str]] = {
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner"},
     "runtime": SHARED | PORTS,
-    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime"},
+    "declare": SHARED | PORTS | {"policy", "runtime"},
+    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "declare"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
@@ -82,6 +83,8 @@ BROAD_EXCEPT = {
     "observe/": "a listener that raises never harms processing",
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
+    "runner/deliver.py": "a sink; whatever it raises becomes an outcome of what it was given",
+    "runner/probe.py": "a sink; whatever it raises when it is asked means that it is not well",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
     "sinks/batching.py": "the user's function of one event: its failure is that event's, not the batch's",
     "store/groups.py": "hands the error to each caller whose append was in the group, or who asked for the job",
