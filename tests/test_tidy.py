@@ -32,8 +32,8 @@ DOCSTRING_LINES_MAX = 10
 
 # What each part of the package may import of the package, besides itself.
 SHARED = {"version",
-    "clock", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader", "settings",
-    "subscription", "types", "units",
+    "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader",
+    "settings", "subscription", "types", "units",
 }  # fmt: skip
 PORTS = {"store", "sources", "sinks"}
 LAYERS: dict[str, set[str]] = {
@@ -46,7 +46,8 @@ LAYERS: dict[str, set[str]] = {
     "replay": SHARED | PORTS | {"policy", "runner"},
     "runtime": SHARED | PORTS,
     "watch": SHARED | {"replay"},
-    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "watch"},
+    "declare": SHARED | PORTS | {"policy", "runtime"},
+    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "declare", "watch"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
@@ -67,8 +68,8 @@ TYPES_ONLY = {
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
 MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports
-# A folder that is imported only by the function that opens such a store may import its driver at the start.
-DRIVERS = {"store/postgres/": {"psycopg", "psycopg_pool"}}
+# What is imported only by the function that opens such a store or such connections may import its driver at the start.
+DRIVERS = {"store/postgres/": {"psycopg", "psycopg_pool"}, "sinks/pool.py": {"aiohttp", "yarl"}}
 
 IMPURE = {
     "asyncio", "concurrent", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "sqlite3", "subprocess",
@@ -84,7 +85,10 @@ BROAD_EXCEPT = {
     "observe/": "a listener that raises never harms processing",
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
+    "runner/deliver.py": "a sink; whatever it raises becomes an outcome of what it was given",
+    "runner/probe.py": "a sink; whatever it raises when it is asked means that it is not well",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
+    "sinks/batching.py": "the user's function of one event: its failure is that event's, not the batch's",
     "store/groups.py": "hands the error to each caller whose append was in the group, or who asked for the job",
 }
 

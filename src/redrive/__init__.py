@@ -24,6 +24,7 @@ from redrive.event import Event
 from redrive.policy.breaker import breaker
 from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
+from redrive.sinks import Sink, verify_signature, webhook
 from redrive.sources.log import Log
 from redrive.types import event
 from redrive.version import VERSION
@@ -42,6 +43,7 @@ __all__ = [
     "RedriveError",
     "Reject",
     "RetryLater",
+    "Sink",
     "StoreError",
     "Tx",
     "UsageError",
@@ -55,4 +57,6 @@ __all__ = [
     "retry",
     "rules",
     "sqlite3",
+    "verify_signature",
+    "webhook",
 ]

@@ -16,13 +16,14 @@ import msgspec
 from msgspec import Meta
 
 from redrive.errors import UsageError
-from redrive.units import address, duration, show_duration, size
+from redrive.units import address, duration, rate, show_duration, size
 
 # Written with a unit in the file and the environment ("10s", "8KiB"); plain numbers in the program.
 Seconds = Annotated[float, "duration", Meta(gt=0)]
 Lease = Annotated[float, "duration", Meta(ge=0.1)]  # shorter, and a busy machine loses what it owns for no reason
 Bytes = Annotated[int, "size", Meta(ge=256)]
 Count = Annotated[int, Meta(ge=1)]
+Rate = Annotated[float, "rate", Meta(gt=0)]
 Globs = tuple[Annotated[str, Meta(min_length=1)], ...]  # in the environment: separated by commas
 Address = Annotated[str, "address"]  # HOST:PORT, or "off"
 Profile = Literal["development", "staging", "production"]
@@ -68,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
     settle_max: Count = 1_000  # handler results settled per transaction; bounds how long it holds the write lock
     crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried
+    retry_budget: Rate = 100.0  # retries a second on one dependency, of all workers; first attempts are not counted
+    retry_budget_over: Literal["wait", "bury"] = "wait"  # what happens to retries that the budget does not cover
     halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
     http: Address = "127.0.0.1:9464"  # where `run` answers /metrics and health checks; this machine alone by default
@@ -198,6 +201,8 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
             value = address(value)
         if "size" in units and isinstance(value, str) and not value.isdecimal():
             value = size(value)
+        if "rate" in units:
+            value = rate(value)
         if get_origin(hint) is tuple and from_text:
             value = [part.strip() for part in value.split(",")]
         return msgspec.convert(value, hint, strict=not from_text)

@@ -28,6 +28,7 @@ _LEVELS: dict[type[Signal], int] = {
     sig.HandlerStuck: logging.ERROR,
     sig.LeaseLost: logging.WARNING,
     sig.LaneFull: logging.ERROR,
+    sig.BreakerOpened: logging.ERROR,
     sig.RuleBroken: logging.ERROR,
 }
 
