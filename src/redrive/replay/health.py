@@ -84,7 +84,7 @@ def examine_health(
     ledger: list[Verdict] | None,
 ) -> Health:
     """Look at everything. `store` may be why there is none; `declared` none: whatever the store knows."""
-    checks, statuses = [_loop(process), _signals(process)], None
+    checks, statuses = [check_loop(process), _signals(process)], None
     try:
         if isinstance(store, Exception):
             raise store
@@ -101,7 +101,8 @@ def examine_health(
     return Health(process.turns is not False, _ready(process, readable), tuple(checks))
 
 
-def _loop(process: Process) -> Check:
+def check_loop(process: Process) -> Check:
+    """Does the process still do anything?"""
     if process.turns is None:
         return Check("worker", True, "this process runs no subscriptions")
     if process.turns:
