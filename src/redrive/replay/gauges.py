@@ -17,7 +17,7 @@ from redrive.replay.workers import workers_in
 from redrive.store.port import Store, StoreTx
 
 BREAKER_STATES = {State.CLOSED: 0.0, State.PROBING: 1.0, State.OPEN: 2.0}
-COUNT_MAX = 100_000  # events and lanes counted per subscription: five milliseconds each, and as alarming as more
+COUNT_MAX = 100_000  # events and lanes counted per subscription: seven milliseconds each, and as alarming as more
 
 log = logging.getLogger("redrive")
 
