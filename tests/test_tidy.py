@@ -40,17 +40,18 @@ LAYERS: dict[str, set[str]] = {
     "policy": {"errors", "units"},
     **{name: SHARED | {"policy"} for name in SHARED},
     "store": SHARED | {"policy"},
-    "sources": SHARED | {"policy", "store"},
+    "tracking": SHARED | {"policy", "store"},  # what comes before the store: a queue, and a file for bad times
+    "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner"},
-    "runtime": SHARED | PORTS,
-    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime"},
+    "runtime": SHARED | PORTS | {"tracking"},
+    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "tracking"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
     "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
-    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app"},
+    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking"},
 }
 LAYER_EXCEPTIONS = {
     ("failpoints", "testing"): "only in a child process whose environment a crash test has armed",
@@ -82,6 +83,8 @@ BROAD_EXCEPT = {
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
+    "tracking/track.py": "inside quiet() nothing is raised, whatever it is: that is what it promises",
+    "tracking/flight.py": "a store is opened beside us; whatever is wrong with it is told to whoever waits",
     "store/groups.py": "hands the error to each caller whose append was in the group, or who asked for the job",
 }
 

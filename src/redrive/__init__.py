@@ -24,6 +24,8 @@ from redrive.event import Event
 from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
 from redrive.sources.log import Log
+from redrive.tracking.intake import severity
+from redrive.tracking.modes import quiet, strict
 from redrive.types import event
 from redrive.version import VERSION
 
@@ -47,7 +49,10 @@ __all__ = [
     "conflicts",
     "event",
     "no_retry",
+    "quiet",
     "retry",
     "rules",
+    "severity",
     "sqlite3",
+    "strict",
 ]

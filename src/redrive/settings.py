@@ -72,6 +72,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
     error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
     redact: Globs = ("*password*", "*secret*", "*token*", "*authorization*")  # fields of payloads that are never shown
+    track_memory_max: Bytes = size("64MiB")  # tracked events that wait in memory; beyond it the newest are lost
+    spool: str | None = None  # folder for tracked events while the store is away; not set: beside the store's file
+    spool_max: Bytes = size("100MiB")  # all spool files of a store on this machine; a full disk would harm others
     subscriptions: dict[str, SubscriptionSettings] = {}
 
 
