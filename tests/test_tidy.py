@@ -61,6 +61,7 @@ TYPES_ONLY = {
     ("sources", "runtime"): "a Log belongs to the runtime of the App that made it",
     ("runner", "app"): "a process runs the App it is handed",
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
+    ("subscription", "sinks"): "a delivery holds the sink it is handed",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}

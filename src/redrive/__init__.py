@@ -21,6 +21,7 @@ from redrive.errors import (
     VersionConflict,
 )
 from redrive.event import Event
+from redrive.policy.breaker import breaker
 from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
 from redrive.sources.log import Log
@@ -46,6 +47,7 @@ __all__ = [
     "Tx",
     "UsageError",
     "VersionConflict",
+    "breaker",
     "conflicts",
     "event",
     "no_retry",

@@ -18,12 +18,15 @@ from redrive.context import Tx
 from redrive.errors import UsageError
 from redrive.event import NewEvent, check_type
 from redrive.observe.signals import Listener
+from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
+from redrive.policy.limiter import paced
 from redrive.policy.partitions import PARTITIONS_MAX
 from redrive.policy.retry import Conflicts, Retry, tuned
 from redrive.policy.rules import Rules
 from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
+from redrive.sinks.port import Sink
 from redrive.sources.log import Log
 from redrive.store.append import append_all
 from redrive.store.port import StoreTx
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 RetryGiven = Retry | Sequence[Retry] | None
 Tables = Mapping[str, str] | Iterable[str]
+DEFAULT_BREAKER = Rule()
 
 
 class AppTx(Tx):
@@ -148,6 +152,8 @@ class App:
         letters: Rules | None = None,
         concurrency: int = 1,
         timeout: str | float | None = None,
+        breaker: Rule | None = None,
+        limit: str | None = None,
         on_error: Callable[..., Any] | None = None,
         rehearsable: bool = False,
         partitions: int = 1,
@@ -166,11 +172,45 @@ class App:
                     start, _policy(retry, conflicts, letters), concurrency=concurrency,
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
+                    breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
                 )
             )  # fmt: skip
             return function
 
         return declare
+
+    def deliver(
+        self,
+        source: Log,
+        *types: str | type,
+        to: Sink | Iterable[Sink],
+        order: Order = "key",
+        key_by: KeyBy = None,
+        start: str | None = None,
+        retry: RetryGiven = None,
+        letters: Rules | None = None,
+        concurrency: int = 10,
+        timeout: str | float | None = "30s",
+        breaker: Rule | None = DEFAULT_BREAKER,
+        limit: str | None = None,
+        on_error: Callable[..., Any] | None = None,
+        partitions: int = 1,
+    ) -> None:
+        """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
+        sinks = [to] if isinstance(to, Sink) else list(to)
+        for sink in sinks:
+            if not isinstance(sink, Sink):
+                raise UsageError(f"to= takes sinks, such as webhook(url, name=…), not {sink!r}")
+            check_type(sink.name)
+            self._declare(
+                Subscription(
+                    sink.name, "delivery", sink.send, _source(source), self._types(types), order, key_by, start,
+                    _policy(retry, None, letters), concurrency=1 if order == "total" else concurrency,
+                    timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
+                    partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
+                    limit=None if limit is None else paced(limit),
+                )
+            )  # fmt: skip
 
     def upcast(self, name: str, schema: int) -> Callable[[F], F]:
         """A function from data of this schema to data of the next, applied before decoding."""
@@ -323,6 +363,12 @@ def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[...,
             "appended with. Let a handler emit the events into another log, with that key, and subscribe to it"
         )
     return count
+
+
+def _breaker(given: Any) -> Rule | None:
+    if given is not None and not isinstance(given, Rule):
+        raise UsageError("breaker= takes breaker(…)")
+    return given
 
 
 def _policy(retry: RetryGiven, conflicts: Conflicts | None, letters: Rules | None) -> Policy:

@@ -149,6 +149,28 @@ class LaneFull(Signal, frozen=True):
     size: int
 
 
+class BreakerOpened(Signal, frozen=True):
+    """A dependency is left alone: for so many seconds, or (infinity) until somebody closes the breaker."""
+
+    subscription: str
+    breaker: str
+    seconds: float
+
+
+class BreakerProbing(Signal, frozen=True):
+    """A few calls at a time find out whether the dependency is well again."""
+
+    subscription: str
+    breaker: str
+
+
+class BreakerClosed(Signal, frozen=True):
+    """The dependency is well: everything goes through."""
+
+    subscription: str
+    breaker: str
+
+
 class RuleBroken(Signal, frozen=True):
     """A keep or discard rule could not answer, so the letter was kept."""
 
@@ -209,8 +231,8 @@ class Stopping(Signal, frozen=True):
 
 ALL: tuple[type[Signal], ...] = (
     Appended, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken, LeaseReleased, LeaseLost,
-    Halted, Resumed, HandlerStuck, LaneFull, RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused,
-    TrackLimited, Stopping,
+    Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed, RuleBroken, Spooled,
+    SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused, TrackLimited, Stopping,
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]

@@ -75,3 +75,9 @@ def bucket(limit: str, burst: int | None = None) -> Bucket:
     except ValueError as error:
         raise UsageError(str(error)) from None
     return Bucket(per_second, max(1, math.floor(per_second)) if burst is None else burst)
+
+
+def paced(limit: str) -> Bucket:
+    """A bucket for calls of others: hardly anything is saved up, so that no second sees much more than the rate."""
+    whole = bucket(limit)
+    return Bucket(whole.rate, max(1, math.ceil(whole.rate / 20)))

@@ -88,15 +88,27 @@ class Desk:
             else:  # an operator changed the letter since: the new head comes by itself
                 self.free(work)
         elif work.lane in lanes.names:
-            self._follow(work)
+            self.follow(work)
         else:
             self._run(work)
 
-    def _follow(self, work: Work) -> None:
+    def follow(self, work: Work) -> None:
+        """It queues behind the head of its lane, in the store."""
         assert work.lane is not None
         work.follow = True
         self._following[work.lane] += 1
         self.outbox.append(work)
+
+    def take_followers(self, first: Work, room: int) -> list[Work]:
+        """What queues behind a work, to be called together with it; the last of them frees the lane."""
+        queue = self._waiting.get(first.lane) if first.lane is not None else None
+        taken: list[Work] = []
+        last = first
+        while queue and len(taken) < room and queue[0].head is None and queue[0].outcome is None:
+            last.chained, last = True, queue.popleft()
+            self._queued -= 1
+            taken.append(last)
+        return taken
 
     def _run(self, work: Work) -> None:
         careful = self.duty.horizon or self.duty.suspects
@@ -134,7 +146,7 @@ class Desk:
         odd = self.duty.lanes or self.duty.horizon or self.duty.suspects
         for work in works:
             lane = work.lane
-            if odd or work.head is not None or work.follow or work.reruns:
+            if odd or work.head is not None or work.follow or work.reruns or work.chained:
                 self.free(work)
             elif lane is not None:  # the ordinary case, quickly
                 queue = waiting[lane]
@@ -163,7 +175,7 @@ class Desk:
         elif lane in self.duty.lanes.names and queue[0].head is None:
             for follower in queue:  # all of them queue behind the head; the last one frees the lane
                 follower.chained = follower is not queue[-1]
-                self._follow(follower)
+                self.follow(follower)
             self._queued -= len(queue)
             queue.clear()
         else:

@@ -79,6 +79,7 @@ class Work(msgspec.Struct, eq=False):
     follow: bool = False  # queue behind the head of the lane
     chained: bool = False  # one of several followers; the last one frees the lane
     alone: bool = False  # runs behind an in-flight mark
+    probe: bool = False  # let through a breaker that is probing
     earlier: tuple[Tried, ...] = ()  # attempts of the same transaction: failed, and the next was not to wait
 
 

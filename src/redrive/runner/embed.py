@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from redrive.clock import short_name
@@ -14,6 +14,7 @@ from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Engine
 from redrive.runner.enroll import enroll
 from redrive.runner.supervise import Supervisor
+from redrive.sinks.port import Sink
 from redrive.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ async def supervised(
         worker=short_name(runtime.env.owner),
     )  # fmt: skip
     work = enroll(engine, subscriptions)
-    async with entered(lifespan()) as runtime.deps:
+    sinks = [subscription.sink for subscription, _ in work.values() if subscription.sink is not None]
+    async with entered(lifespan()) as runtime.deps, opened(sinks):
         supervisor = Supervisor(engine, Bridge(runtime.store), work, threads=not runtime.inline)
         stoppable.append(supervisor)
         runtime.read_by(supervisor.appended, loop)
@@ -50,6 +52,16 @@ async def supervised(
         finally:
             runtime.read_by(None, None)
             runtime.signals.flush(1.0)
+
+
+@asynccontextmanager
+async def opened(sinks: Iterable[Sink]) -> AsyncIterator[None]:
+    """Sinks that are ready to be sent to."""
+    async with AsyncExitStack() as stack:
+        for sink in sinks:
+            stack.push_async_callback(sink.close)
+            await sink.open()
+        yield
 
 
 @asynccontextmanager

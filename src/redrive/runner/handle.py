@@ -13,10 +13,12 @@ from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
+from redrive.policy.breaker import Breaker
 from redrive.policy.lanes import Head
 from redrive.runner.call import attempt, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
+from redrive.runner.gate import Gate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.sql import Row
 
@@ -29,6 +31,8 @@ class Handling:
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
         self.desk = Desk(duty)
+        guarded = duty.subscription.breaker or duty.subscription.limit
+        self.gate = Gate(duty) if guarded else None
         self.lane_full = ""
         self.halt = ""
 
@@ -37,7 +41,7 @@ class Handling:
     def room(self) -> int:
         """How many events may be taken in."""
         duty = self.duty
-        if duty.paused or self.halt:
+        if duty.paused or self.halt or (self.gate is not None and self.gate.is_shut and self.desk.ready):
             return 0
         if duty.subscription.order == "total":
             return 0 if duty.lanes or len(self.desk) else 1
@@ -140,6 +144,8 @@ class Handling:
             self._settle(group, result)
         with self.duty.engine.store.reading() as tx:
             self.duty.refresh(tx)
+            if self.gate is not None:
+                self.gate.look(tx)
             if due:
                 result.letters = [(lane, head, tx.letters.event(head.letter)) for lane, head in due]
             waits = self.duty.subscription.order == "total" and self.duty.lanes
@@ -153,14 +159,16 @@ class Handling:
         hit("round.called")
         started = self.duty.engine.env.clock.monotonic()
         try:
-            settling = self._write(group, result, isolate=False)
+            settling, breaker = self._write(group, result, isolate=False)
         except _Isolate:
-            settling = self._write(group, result, isolate=True)
+            settling, breaker = self._write(group, result, isolate=True)
         hit("round.committed")
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
         tell(settling)
+        if self.gate is not None:
+            self.gate.fed(breaker, group)
 
-    def _write(self, group: list[Work], result: Round, *, isolate: bool) -> Settling:
+    def _write(self, group: list[Work], result: Round, *, isolate: bool) -> tuple[Settling, Breaker | None]:
         result.clear()
         with self.duty.engine.store.transaction() as tx:
             settling = Settling(tx, self.duty)
@@ -177,9 +185,10 @@ class Handling:
                     self._write_good(settling, work, result)
             self._write_together(settling, together)
             hit("round.effects")
+            breaker = None if self.gate is None else self.gate.feed(settling, group)
             settling.finish()
             hit("round.before_commit")
-        return settling
+        return settling, breaker
 
     def _write_together(self, settling: Settling, works: list[Work]) -> None:
         """The ordinary case: nobody fails. If one does, all of it is written again, one by one."""

@@ -120,10 +120,11 @@ class HandlerLoop(Loop):
         self.work = Handling(duty)
         self.desk = self.work.desk
         self._delayed: dict[Work, asyncio.TimerHandle] = {}
-        size = duty.subscription.concurrency
-        self._staff: Staff = (
-            ThreadStaff(self, size) if threads and not duty.subscription.is_async else TaskStaff(self, size)
-        )
+        self._staff = self._hire(duty.subscription.concurrency, threads=threads)
+
+    def _hire(self, size: int, *, threads: bool) -> Staff:
+        """Who calls the function."""
+        return ThreadStaff(self, size) if threads and not self.duty.subscription.is_async else TaskStaff(self, size)
 
     async def run(self) -> None:
         try:
@@ -145,7 +146,9 @@ class HandlerLoop(Loop):
         due = [] if self.stopping else self._take_due()
         paused, asked = self.duty.paused, bool(group or due or room)
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
-        if asked or paused or held or self.duty.window.plan(()).prefix != self.duty.window.position:
+        gate = self.work.gate
+        shut = gate is not None and gate.is_shut  # others, or an operator, may know better by now
+        if asked or paused or held or shut or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
             freed = (paused and not self.duty.paused) or (held and self.work.room() > 0)
@@ -156,8 +159,14 @@ class HandlerLoop(Loop):
         if self.work.halt:
             raise StoreError(self.work.halt)
         if not asked and not self.desk.outbox:
-            nothing = len(self.desk) == 0 and not self._delayed and not self.wake.pending and not self.has_due()
+            nothing = self._has_nothing() and not self._delayed and not self.wake.pending and not self.has_due()
             await self.rest(nothing, self._pause())
+
+    def _has_nothing(self) -> bool:
+        """Is there nothing at the desk but what a gate holds back, which comes by itself?"""
+        gate = self.work.gate
+        held = len(self.desk.ready) if gate is not None and gate.is_shut else 0
+        return len(self.desk) - held == 0
 
     async def _hop(self, group: list[Work], room: int, due: list[Any]) -> Round:
         try:
@@ -217,19 +226,33 @@ class HandlerLoop(Loop):
         if self.stopping:
             return
         desk.look_again()
-        if desk.alone and not desk.running and not desk.outbox:
+        alone = desk.alone and not desk.running and not desk.outbox
+        count = 1 if alone else 0 if desk.alone else len(desk.ready)
+        if not count or not await self._may_call(count):
+            return
+        if alone:
             work = desk.alone.popleft()
             await self.bridge.run(lambda: self.work.mark_alone(work))
-            if work.outcome is None:
-                desk.ready.appendleft(work)
-                self._staff.wake(1)
-            else:
+            if work.outcome is not None:
                 desk.outbox.append(work)
-        elif desk.ready and not desk.alone:
-            self._staff.wake(len(desk.ready))
+                return
+            desk.ready.appendleft(work)
+        self._staff.wake(count)
+
+    async def _may_call(self, count: int) -> bool:
+        """Does the gate let any through? It is asked for as many."""
+        gate = self.work.gate
+        if gate is None:
+            return True
+        if (wanted := gate.wants(count)) > 0:
+            await self.bridge.run(lambda: gate.ask(wanted))
+        return not gate.is_shut
 
     def _pause(self) -> float:
         pause, timeout = self.pause_length(), self.duty.subscription.timeout
+        gate = self.work.gate
+        if gate is not None and gate.is_shut and self.desk.ready:
+            pause = min(pause, gate.pause())
         if timeout is not None and self.desk.running:
             now = self._monotonic()
             ends = [work.started + timeout - now for work in list(self.desk.running) if not work.timed_out]
@@ -275,10 +298,18 @@ class Staff:
         """Take a work, if the loop still wants any done."""
         if self.loop.stopping:
             return None
+        gate = self.loop.work.gate
+        permit = None if gate is None else gate.take()
+        if gate is not None and permit is None:
+            return None
         try:
             work = self.desk.ready.popleft()
         except IndexError:
+            if gate is not None and permit is not None:
+                gate.give_back(permit)
             return None
+        if permit is not None:
+            work.probe = permit.probe
         if self._is_timed:
             work.started = self._clock()
         self.desk.running[work] = task
@@ -290,6 +321,9 @@ class Staff:
         self.loop.work.called(work, error)
         self.desk.outbox.append(work)
         del self.desk.running[work]
+        gate = self.loop.work.gate
+        if gate is not None and gate.called(work):
+            self._rung_at = 0.0  # it is time to settle: the breaker wants to know
 
 
 class TaskStaff(Staff):

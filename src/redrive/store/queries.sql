@@ -961,3 +961,48 @@ WHERE name > ? AND name NOT IN ('format', 'compatible_from', 'syncs', 'copying',
 
 -- name: meta_drop
 DELETE FROM redrive_meta WHERE name = :name
+
+-- ------------------------------------------------------------ breakers and limits
+
+-- name: breaker_get
+SELECT state, failures, successes, since, until FROM redrive_breakers WHERE name = :name
+
+-- name: breakers_all
+SELECT name, state, failures, successes, since, until FROM redrive_breakers ORDER BY name
+
+-- name: breaker_lock
+-- There is a row from here on, and it is this transaction's.
+INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0)
+ON CONFLICT (name) DO UPDATE SET failures = redrive_breakers.failures
+RETURNING state, failures, successes, since, until
+
+-- name: breaker_save
+UPDATE redrive_breakers SET state = :state, failures = :failures, successes = :successes, since = :since, until = :until
+WHERE name = :name
+
+-- name: breaker_drop
+DELETE FROM redrive_breakers WHERE name = :name
+
+-- name: probes_in_flight
+SELECT coalesce(sum(p.n), 0) FROM redrive_probes p
+JOIN redrive_progress m ON m.member = p.member AND m.epoch = p.epoch
+WHERE p.breaker = :breaker AND p.until > :now
+
+-- name: probes_take
+INSERT INTO redrive_probes VALUES (:breaker, :member, :epoch, :n, :until)
+ON CONFLICT (breaker, member) DO UPDATE
+SET n = excluded.n + CASE WHEN redrive_probes.epoch = excluded.epoch THEN redrive_probes.n ELSE 0 END,
+    epoch = excluded.epoch, until = excluded.until
+
+-- name: probes_return
+UPDATE redrive_probes SET n = n - :n WHERE breaker = :breaker AND member = :member AND epoch = :epoch AND n >= :n
+
+-- name: probes_drop
+DELETE FROM redrive_probes WHERE breaker = :breaker
+
+-- name: bucket_lock
+INSERT INTO redrive_buckets VALUES (:name, 0) ON CONFLICT (name) DO UPDATE SET full_at = redrive_buckets.full_at
+RETURNING full_at
+
+-- name: bucket_save
+UPDATE redrive_buckets SET full_at = :full_at WHERE name = :name

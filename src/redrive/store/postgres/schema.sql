@@ -467,3 +467,26 @@ BEGIN
     END LOOP;
     RETURN '^(?:' || fits || ')$';
 END $$;
+
+CREATE TABLE redrive.breakers (                     -- of dependencies; one that is closed and counts nothing has no row
+    name      text PRIMARY KEY,
+    state     text NOT NULL,                        -- closed, open, probing
+    failures  bigint NOT NULL,                      -- in a row, while closed
+    successes bigint NOT NULL,                      -- of probes, while probing
+    since     float8 NOT NULL,
+    until     float8                                -- open: when it may be probed; NULL: when somebody closes it
+);
+
+CREATE TABLE redrive.probes (                       -- calls let through a probing breaker, by who made them
+    breaker text NOT NULL,
+    member  bigint NOT NULL,
+    epoch   bigint NOT NULL,                        -- of the owner then: the probes of one that was fenced count no more
+    n       bigint NOT NULL,
+    until   float8 NOT NULL,                        -- nor do those of one whom nobody succeeds
+    PRIMARY KEY (breaker, member)
+);
+
+CREATE TABLE redrive.buckets (                      -- limits that workers share
+    name    text PRIMARY KEY,
+    full_at float8 NOT NULL
+);
