@@ -49,6 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "tracking"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
+    "integrations": {"tracking"},  # what other libraries call: they see a switch, and never the engine
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
     "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
     "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking"},
@@ -67,7 +68,13 @@ TYPES_ONLY = {
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
 MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports
 # A folder that is imported only by the function that opens such a store may import its driver at the start.
-DRIVERS = {"store/postgres/": {"psycopg", "psycopg_pool"}}
+# An integration is imported by a program that has that library already.
+DRIVERS = {
+    "store/postgres/": {"psycopg", "psycopg_pool"},
+    "integrations/celery.py": {"celery"},
+    "integrations/rq.py": {"rq"},
+    "integrations/dramatiq.py": {"dramatiq"},
+}
 
 IMPURE = {
     "asyncio", "concurrent", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "sqlite3", "subprocess",

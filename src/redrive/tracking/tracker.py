@@ -230,6 +230,13 @@ def _printable(text: str) -> str:
 _all: weakref.WeakSet[Tracker] = weakref.WeakSet()
 
 
+def settle_all() -> None:
+    """Whatever this process has tracked is in the store when this returns, or else on the disk. Raises nothing."""
+    for tracker in list(_all):
+        if not tracker.flush():
+            tracker.close()
+
+
 def _end_all() -> None:
     for tracker in list(_all):
         tracker.end()
