@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
     "runner": SHARED | PORTS | {"policy"},
-    "replay": SHARED | PORTS | {"policy", "runner"},
+    "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
     "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "tracking"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
