@@ -294,11 +294,12 @@ def test_the_defaults_on_the_page_are_the_defaults(tmp_path: Path) -> None:
 def test_a_profile_has_a_retry_budget_of_its_own(profile: str, budget: float, over: str, jitter: float) -> None:
     settings, origins = load_settings(None, {"REDRIVE_PROFILE": profile})
     assert (settings.retry_budget, settings.retry_budget_over, settings.retry_budget_jitter) == (budget, over, jitter)
-    where = "built-in" if profile == "development" else f"built-in [profiles.{profile}]"
-    assert origins["retry_budget"] == where
+    assert origins["retry_budget"] == f"built-in [profiles.{profile}]"
     page = PAGE.read_text(encoding="utf-8")
     (line,) = re.findall(r"^  \| `retry_budget` (.*)$", page, re.MULTILINE)
     assert f'`"{budget:g}/s"`' in line
+    unnamed, origins = load_settings(None, {})
+    assert (unnamed.retry_budget, unnamed.retry_budget_over, origins["retry_budget"]) == (100.0, "wait", "built-in")
 
 
 def test_what_the_file_says_wins_over_the_defaults_of_a_profile(tmp_path: Path) -> None:

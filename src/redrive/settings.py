@@ -68,11 +68,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
     settle_max: Count = 1_000  # handler results settled per transaction; bounds how long it holds the write lock
     crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried
+    retry_budget: Rate = 100.0  # retries a second on one dependency, of all workers; first attempts are not counted
+    retry_budget_over: Literal["wait", "bury"] = "wait"  # what happens to retries that the budget does not cover
+    retry_budget_jitter: Annotated[float, Meta(ge=0, le=10)] = 1.0  # share by which such a wait may grow, by chance
     halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
-    retry_budget: Rate = rate("1000/s")  # retries against one dependency; more would keep it down
-    retry_budget_over: Literal["wait", "bury"] = "bury"  # a retry over the budget: later, or a dead letter now
-    retry_budget_jitter: Annotated[float, Meta(ge=0, le=10)] = 0.5  # share by which such a wait may grow, by chance
     log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
     error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
     redact: Globs = ("*password*", "*secret*", "*token*", "*authorization*")  # fields of payloads that are never shown
@@ -82,10 +82,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: dict[str, SubscriptionSettings] = {}
 
 
-# What a profile means by itself. A developer wants to see a failure now; in production nothing is given up because of a
-# dependency that is down, and fewer retries, spread wider, let it come back.
+# What a profile means by itself, where somebody names it. A developer wants to see a failure now; in production
+# nothing is given up because of a dependency that is down, and fewer retries, spread wider, let it come back.
 PROFILES: dict[str, dict[str, Any]] = {
-    "development": {},
+    "development": {"retry_budget": rate("1000/s"), "retry_budget_over": "bury", "retry_budget_jitter": 0.5},
     "staging": {"retry_budget": rate("100/s"), "retry_budget_over": "wait", "retry_budget_jitter": 1.0},
     "production": {"retry_budget": rate("50/s"), "retry_budget_over": "wait", "retry_budget_jitter": 1.5},
 }
@@ -124,8 +124,9 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> tuple[Settin
     """
     variables = _read_environment(environ)
     in_file = {} if path is None else _read_file(path, variables)
-    chosen, _ = (in_file | variables).get(("profile",), ("development", ""))
-    built_in: _Found = {(name,): (value, f"built-in [profiles.{chosen}]") for name, value in PROFILES[chosen].items()}
+    named, _ = (in_file | variables).get(("profile",), (None, ""))
+    defaults = {} if named is None else PROFILES[named]
+    built_in: _Found = {(name,): (value, f"built-in [profiles.{named}]") for name, value in defaults.items()}
     found = built_in | in_file | variables
     settings = _build({name: value for name, (value, _) in found.items()})
     origins = {name: "built-in" for name in Settings.__struct_fields__ if name != "subscriptions"}

@@ -9,8 +9,10 @@ import pytest
 
 from redrive import App, Reject, UsageError, breaker, retry
 from redrive.event import Event
+from redrive.settings import Settings
 from redrive.sinks.port import Sink, SomeFailed
 from redrive.testing import Harness
+from redrive.testing.fakes import FakeClock
 
 QUICK = retry(attempts=3, wait="1s", factor=1, jitter=0)
 
@@ -18,9 +20,10 @@ QUICK = retry(attempts=3, wait="1s", factor=1, jitter=0)
 class Shelf(Sink):
     """Keeps what it is sent; fails as it is told."""
 
-    def __init__(self, name: str, batch_max: int = 1, *, whole: bool = False) -> None:
+    def __init__(self, name: str, batch_max: int = 1, *, whole: bool = False, clock: FakeClock | None = None) -> None:
         super().__init__(name)
         self.batch_max, self.whole = batch_max, whole
+        self.clock, self.times = clock or FakeClock(), list[float]()
         self.lists: list[list[str]] = []
         self.calls = 0
         self.refuse: Callable[[str], BaseException | None] = lambda name: None
@@ -33,6 +36,7 @@ class Shelf(Sink):
         errors = {at: error for at, event in enumerate(events) if (error := self.refuse(event.data)) is not None}
         if errors and self.whole:
             raise next(iter(errors.values()))
+        self.times += [self.clock.monotonic()] * (len(events) - len(errors))
         self.lists.append([event.data for at, event in enumerate(events) if at not in errors])
         if errors:
             raise SomeFailed(errors)
@@ -157,16 +161,69 @@ def test_errors_of_events_and_of_the_code_do_not_open_a_breaker(app: App, harnes
     assert sorted(sink.got) == ["a1", "b1"]
 
 
-def test_a_limit_spreads_the_calls(app: App, harness: Harness) -> None:
+def test_an_open_breaker_buries_if_it_is_told_to(app: App, harness: Harness) -> None:
     sink = Shelf("crm")
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=1, breaker=breaker(failures=1, cooldown="1h", when_open="bury"))
+    put(harness, "a1", "b1", "c1")
+    harness.run_until_idle()
+    assert [(one.key, one.state, one.reason, one.attempts) for one in harness.letters()] == [
+        ("a", "retrying", "failing", 1),
+        ("b", "dead", "breaker_open", 0),
+        ("c", "dead", "breaker_open", 0),
+    ]
+
+
+def test_the_rate_grows_after_a_recovery(app: App, harness: Harness) -> None:
+    sink = Shelf("crm", clock=harness.clock)
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=20, breaker=breaker(failures=1, cooldown="10s", probes=1), retry=retry(attempts=9))
+    put(harness, *(f"{chr(200 + n)}1" for n in range(120)))
+    harness.run_until_idle()
+    sink.down = None
+    harness.advance("11s")
+    recovered = sink.times[0]
+    first, fourth = (sum(1 for at in sink.times if n <= at - recovered < n + 1) for n in (0, 3))
+    assert first <= 15
+    assert fourth >= 1.5 * first
+    assert len(sink.got) == 120
+
+
+def test_retries_keep_within_the_budget_and_first_attempts_are_not_counted(app: App, start: Any) -> None:
+    harness = start(app, settings=Settings(retry_budget=10.0))
+    sink = Shelf("crm", clock=harness.clock)
+    sink.down = KeyError("a bug, say")
+    deliver(app, sink, breaker=None, retry=retry(attempts=2, wait="5s", factor=1, jitter=0))
+    put(harness, *(f"{chr(200 + n)}1" for n in range(30)))
+    harness.run_until_idle()
+    assert sink.calls == 30
+    sink.down = None
+    harness.advance("6s")
+    assert len(sink.got) == 30
+    assert 2.8 <= sink.times[-1] - sink.times[0] <= 3.2
+
+
+def test_retries_over_the_budget_are_buried_if_the_settings_say_so(app: App, start: Any) -> None:
+    harness = start(app, settings=Settings(retry_budget=10.0, retry_budget_over="bury"))
+    sink = Shelf("crm")
+    sink.down = KeyError("a bug, say")
+    deliver(app, sink, breaker=None, retry=retry(attempts=2, wait="5s", factor=1, jitter=0))
+    put(harness, *(f"{chr(200 + n)}1" for n in range(5)))
+    harness.run_until_idle()
+    sink.down = None
+    harness.advance("6s")
+    buried = [letter for letter in harness.letters() if letter.state == "dead"]
+    assert {(letter.reason, letter.attempts) for letter in buried} == {("retry_limited", 1)}
+    assert len(sink.got) + len(buried) == 5 and sink.got
+
+
+def test_a_limit_spreads_the_calls(app: App, harness: Harness) -> None:
+    sink = Shelf("crm", clock=harness.clock)
     deliver(app, sink, limit="10/s")
     put(harness, *(f"{key}1" for key in "abcdefghijklmnopqrstuvwxyz"))
-    harness.run_until_idle()
-    assert len(sink.got) <= 2
-    harness.advance("1s")
-    assert 9 <= len(sink.got) <= 13
-    harness.advance("2s")
+    harness.advance("3s")
     assert len(sink.got) == 26
+    assert 2.3 <= sink.times[-1] - sink.times[0] <= 2.7
 
 
 def test_a_handler_may_have_a_breaker_and_two_may_share_it(app: App, harness: Harness) -> None:

@@ -16,7 +16,6 @@ from redrive.testing import Harness
 from redrive.testing.failpoints import FailpointHit, failpoint
 
 
-
 @pytest.fixture
 def harness(app: App, backend: str | None) -> object:
     with Harness(app, backend) as harness:

@@ -34,6 +34,7 @@ COMMANDS = {
     "verify": "look:verify",
     "pause": "subscriptions:pause",
     "resume": "subscriptions:resume",
+    "breaker": "breaker:breaker",
     "seek": "subscriptions:seek",
     "rebuild": "repair:rebuild",
     "reset": "repair:reset",

@@ -17,11 +17,19 @@ from typing import Literal, NamedTuple
 from redrive.errors import UsageError
 from redrive.policy.classify import blames_a_dependency, leaves
 from redrive.policy.lease import rebase
+from redrive.policy.limiter import Bucket
 from redrive.policy.machine import step
 from redrive.policy.retry import Duration, Errors, count_of, errors_of, seconds_of
 
 FAILURES_MAX = PROBES_MAX = 10_000
 COOLDOWN_MAX_S = 86_400.0  # a dependency that is left alone for longer is not coming back by itself
+
+
+# Who has just come back is not drowned: for a while after the breaker closed by itself, the rate of calls grows from
+# little to what the limit, or the backlog, would have it do at once.
+RAMP_SECONDS = 30.0
+RAMP_START = 10.0  # calls a second
+RAMP_DOUBLES = 3.0  # seconds
 
 
 class State(StrEnum):
@@ -55,6 +63,12 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.PROBING, Verb.CLOSE): State.CLOSED,
     (State.CLOSED, Verb.CLOSE): State.CLOSED,
 }
+
+
+def next_state(state: State, verb: Verb) -> State:
+    """The state of a breaker after `verb`; BugError if that cannot happen."""
+    return step(TRANSITIONS, state, verb)
+
 
 Per = Literal["subscription", "key"]
 WhenOpen = Literal["pause", "bury"]
@@ -116,7 +130,7 @@ def admit(breaker: Breaker, rule: Rule, now: float, in_flight: int) -> Admission
             wait = _opens_in(breaker, now)
             if wait > 0:
                 return Admission(breaker, 0, wait)
-            breaker = Breaker(step(TRANSITIONS, breaker.state, Verb.COOL), since=now)
+            breaker = Breaker(next_state(breaker.state, Verb.COOL), since=now)
     return Admission(breaker, max(0, rule.probes - in_flight), math.inf)
 
 
@@ -135,18 +149,34 @@ def after_probe(breaker: Breaker, rule: Rule, good: bool, now: float) -> Breaker
     if breaker.state is not State.OPEN or math.isinf(breaker.until):
         return breaker
     if good:
-        return Breaker(step(TRANSITIONS, breaker.state, Verb.COOL), since=now)
+        return Breaker(next_state(breaker.state, Verb.COOL), since=now)
     return breaker._replace(since=now, until=now + rule.cooldown)
+
+
+def ramp_left(breaker: Breaker, now: float) -> float:
+    """Seconds for which the rate still grows; none where somebody closed it by hand."""
+    grown_for = now - breaker.since
+    ramps = breaker.state is State.CLOSED and breaker.since > 0 and 0 <= grown_for < RAMP_SECONDS
+    return RAMP_SECONDS - grown_for if ramps else 0.0
+
+
+def limit_after(breaker: Breaker, limit: Bucket | None, now: float) -> Bucket | None:
+    """The limit that holds now: the declared one, or while a dependency recovers a lower one that grows."""
+    left = ramp_left(breaker, now)
+    if not left:
+        return limit
+    rate = RAMP_START * 2.0 ** ((RAMP_SECONDS - left) / RAMP_DOUBLES)
+    return limit if limit is not None and limit.rate <= rate else Bucket(rate, max(1, math.ceil(rate / 20)))
 
 
 def forced_open(breaker: Breaker, now: float) -> Breaker:
     """Opened by hand: until it is closed by hand."""
-    return Breaker(step(TRANSITIONS, breaker.state, Verb.OPEN), since=now, until=math.inf)
+    return Breaker(next_state(breaker.state, Verb.OPEN), since=now, until=math.inf)
 
 
 def forced_closed(breaker: Breaker) -> Breaker:
     """Closed by hand: it counts from nought."""
-    return Breaker(step(TRANSITIONS, breaker.state, Verb.CLOSE))
+    return Breaker(next_state(breaker.state, Verb.CLOSE))
 
 
 def _after_one(breaker: Breaker, rule: Rule, answer: Answer, now: float) -> Breaker:
@@ -164,7 +194,7 @@ def _after_one(breaker: Breaker, rule: Rule, answer: Answer, now: float) -> Brea
             successes = breaker.successes + 1
             if successes < rule.probes:
                 return breaker._replace(successes=successes)
-            return Breaker(step(TRANSITIONS, breaker.state, Verb.HEAL), since=now)
+            return Breaker(next_state(breaker.state, Verb.HEAL), since=now)
         case State.PROBING if answer.probe:
             return _open(breaker, rule, Verb.RELAPSE, now)
         case _:
@@ -172,7 +202,7 @@ def _after_one(breaker: Breaker, rule: Rule, answer: Answer, now: float) -> Brea
 
 
 def _open(breaker: Breaker, rule: Rule, verb: Verb, now: float) -> Breaker:
-    return Breaker(step(TRANSITIONS, breaker.state, verb), since=now, until=now + rule.cooldown)
+    return Breaker(next_state(breaker.state, verb), since=now, until=now + rule.cooldown)
 
 
 def _opens_in(breaker: Breaker, now: float) -> float:

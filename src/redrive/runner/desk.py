@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
+from redrive.policy.outcome import Outcome
 from redrive.runner.duty import Duty, Work
 from redrive.subscription import TOTAL_LANE
 
@@ -120,6 +121,13 @@ class Desk:
             self.add(work)
         else:
             self.ready.append(work)
+
+    def block(self, outcome: Outcome) -> None:
+        """What is ready is not to be called: this is what comes of it."""
+        while self.ready:
+            work = self.ready.popleft()
+            work.outcome, work.attempt = outcome, work.attempt - 1
+            self.outbox.append(work)
 
     def look_again(self) -> None:
         """The letters were read anew: what waits with an old revision is given up, the new head comes by itself."""

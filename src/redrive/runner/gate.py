@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from redrive.observe import signals as sig
+from redrive.policy import action as act
 from redrive.policy import breaker as brk
 from redrive.policy import outcome as out
 from redrive.policy.breaker import PRISTINE, Admission, Answer, Breaker, State
 from redrive.policy.limiter import Bucket
+from redrive.runner.budget import blocked
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling
 from redrive.store.port import StoreTx
@@ -44,17 +46,27 @@ class Gate:
         self._permits: deque[Permit] = deque()
         self._told: State = State.CLOSED
         self._streak = 0  # calls in a row that blamed the dependency and are not settled yet
-        self._ask_at = 0.0  # on the monotonic clock: asking earlier would be in vain
+        self._ask_at = self._ramp_until = 0.0  # on the monotonic clock: asking earlier would be in vain
 
     @property
     def stands_open(self) -> bool:
         """Does it let everything through?"""
-        return self._limit is None and self.breaker.state is State.CLOSED and not self._is_tripping
+        return (
+            self._limit is None
+            and self._ramp_until <= self._monotonic()
+            and self.breaker.state is State.CLOSED
+            and not self._is_tripping
+        )
 
     @property
     def is_shut(self) -> bool:
         """Does it hold back what is ready now?"""
         return not self.stands_open and (self._is_tripping or not self._permits)
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Does what it holds back wait for the dependency, rather than for its turn?"""
+        return self.breaker.state is not State.CLOSED and self.is_shut
 
     # ------------------------------------------------------------ permits
 
@@ -88,16 +100,17 @@ class Gate:
         """Get permits from the store. Runs where writing happens."""
         duty = self.duty
         with duty.engine.store.transaction() as tx:
-            now = tx.progress.now(duty.engine.env.clock)
+            now = duty.engine.env.clock.now()
             admission = self._admitted(tx, now)
             count, wait = int(min(wanted, admission.room)), admission.wait
-            if count and self._limit is not None:
-                taken = tx.guards.take(f"limit {duty.subscription.name}", self._limit, now, count)
+            limit = brk.limit_after(admission.breaker, self._limit, now)
+            if count and limit is not None:
+                taken = tx.guards.take(f"limit {duty.subscription.name}", limit, now, count)
                 count, wait = taken.granted, taken.wait
             probing = admission.breaker.state is State.PROBING
             if count and probing:
                 tx.guards.take_probes(self.name, (duty.member, duty.epoch), count, now + self._probe_seconds())
-        self._learn(admission.breaker)
+        self._learn(admission.breaker, now)
         self._permits.extend([Permit(probing)] * count)
         if not count:
             self._ask_at = self._monotonic() + min(wait, duty.engine.settings.lease)
@@ -117,6 +130,12 @@ class Gate:
         timeout = self.duty.subscription.timeout
         return PROBE_SECONDS_MAX if timeout is None else min(PROBE_SECONDS_MAX, 2 * timeout)
 
+    def blocked(self) -> out.Blocked | None:
+        """The fate of what is ready, if an open breaker is to bury it."""
+        if self.rule is None or self.rule.when_open != "bury" or self.breaker.state is not State.OPEN:
+            return None
+        return blocked(act.BREAKER_OPEN, "BreakerOpen", f"the breaker {self.name!r} was open")
+
     # ------------------------------------------------------------ probes of the sink's own
 
     @property
@@ -127,7 +146,7 @@ class Gate:
     def may_probe(self, turns: Bucket) -> bool:
         """Is it this worker's turn to ask the sink? Runs where writing happens."""
         with self.duty.engine.store.transaction() as tx:
-            now = tx.progress.now(self.duty.engine.env.clock)
+            now = self.duty.engine.env.clock.now()
             granted: int = tx.guards.take(f"probe {self.name}", turns, now, 1).granted
         return granted == 1
 
@@ -135,11 +154,11 @@ class Gate:
         """What the sink says of itself. Runs where writing happens."""
         assert self.rule is not None
         with self.duty.engine.store.transaction() as tx:
-            now = tx.progress.now(self.duty.engine.env.clock)
+            now = self.duty.engine.env.clock.now()
             breaker = brk.after_probe(tx.guards.lock(self.name), self.rule, good, now)
             tx.guards.save(self.name, breaker)
         self._ask_at = 0.0
-        self._learn(breaker)
+        self._learn(breaker, now)
 
     # ------------------------------------------------------------ answers
 
@@ -163,7 +182,7 @@ class Gate:
             found = tx.guards.breaker(self.name)
             if found.state is not self.breaker.state:
                 self._ask_at = 0.0
-            self._learn(found)
+            self._learn(found, self.duty.engine.env.clock.now())
 
     def feed(self, settling: Settling, group: Sequence[Work]) -> Breaker | None:
         """Tell the breaker what came of these calls, in the transaction that settles them; how it stands then."""
@@ -181,7 +200,7 @@ class Gate:
         tx.guards.save(self.name, after)
         return after
 
-    def fed(self, breaker: Breaker | None, group: Sequence[Work]) -> None:
+    def fed(self, breaker: Breaker | None, group: Sequence[Work], now: float) -> None:
         """That was committed."""
         for work in group:
             work.probe = False
@@ -189,7 +208,7 @@ class Gate:
         if breaker is not None:
             if breaker.state is State.PROBING:
                 self._ask_at = 0.0
-            self._learn(breaker)
+            self._learn(breaker, now)
 
     def _answer(self, work: Work) -> Answer | None:
         """What the outcome of a call says about the dependency; most errors of a function say nothing."""
@@ -202,13 +221,15 @@ class Gate:
             case _:
                 return None
 
-    def _learn(self, breaker: Breaker) -> None:
+    def _learn(self, breaker: Breaker, now: float) -> None:
         """The breaker stands like this: permits that were got before it changed are void."""
         self.breaker = breaker
+        self._ramp_until = self._monotonic() + brk.ramp_left(breaker, now)
         if breaker.state is self._told:
             return
         self._told = breaker.state
         self._permits.clear()
+        self._ask_at = 0.0
         name, mine = self.name, self.duty.subscription.name
         told: dict[State, sig.Signal] = {
             State.OPEN: sig.BreakerOpened(mine, name, breaker.until - breaker.since),

@@ -6,6 +6,8 @@ one hop to the store per round; workers only call functions and put the outcome 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from redrive.context import Ctx
 from redrive.errors import BugError, Fenced, StoreError
 from redrive.event import from_row
@@ -15,6 +17,7 @@ from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.breaker import Breaker
 from redrive.policy.lanes import Head
+from redrive.runner.budget import over_budget
 from redrive.runner.call import attempt, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
@@ -94,14 +97,16 @@ class Handling:
         )
         return not odd and all(map(duty.subscription.wants, {row[2] for row in rows}))
 
-    def take_letters(self, due: list[tuple[str | None, Head, Row | None]]) -> None:
-        """Queue heads that are due."""
+    def take_letters(self, due: list[tuple[str | None, Head, Row | None]], over: Collection[int] = ()) -> None:
+        """Queue heads that are due; those `over` the retry budget have met their fate."""
         for lane, head, row in due:
             if row is None:
                 self.halt = f"letter {head.letter}: its event at {head.position} is no longer in the log"
                 continue
             work = self.duty.work(from_row(row, self.duty.engine.types))
             work.lane, work.head, work.attempt = lane, head, head.attempts + 1
+            if head.letter in over:
+                work.outcome, work.attempt = over_budget(self.duty.engine.settings.retry_budget), head.attempts
             self.desk.add(work)
 
     # ------------------------------------------------------------ calling
@@ -166,7 +171,7 @@ class Handling:
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
         tell(settling)
         if self.gate is not None:
-            self.gate.fed(breaker, group)
+            self.gate.fed(breaker, group, settling.now)
 
     def _write(self, group: list[Work], result: Round, *, isolate: bool) -> tuple[Settling, Breaker | None]:
         result.clear()

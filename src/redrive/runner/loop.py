@@ -17,6 +17,7 @@ from redrive.observe import signals as sig
 from redrive.policy.lease import renew_at
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
+from redrive.runner.budget import Budget
 from redrive.runner.call import attempt, attempt_works
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
@@ -55,10 +56,10 @@ class Loop:
             await self.bridge.run(lambda: leases.renew(self.duty))
             self._plan_renewal()
 
-    def pause_length(self) -> float:
-        """How long there is certainly nothing to do."""
+    def pause_length(self, *, retries: bool = True) -> float:
+        """How long there is certainly nothing to do; without `retries` what is due is held back by something else."""
         pause = self._renew_at - self._monotonic()
-        due = self.duty.lanes.next_due()
+        due = self.duty.lanes.next_due() if retries else None
         if due is not None and not self.duty.paused and not self.stopping:
             pause = min(pause, due - self.duty.engine.env.clock.now())
         return max(0.0, pause)
@@ -120,6 +121,9 @@ class HandlerLoop(Loop):
         self.work = Handling(duty)
         self.desk = self.work.desk
         self._delayed: dict[Work, asyncio.TimerHandle] = {}
+        self._over: set[int] = set()  # letters that the retry budget does not cover, and that are to be buried
+        gate = self.work.gate
+        self._budget = Budget(duty, bridge, gate.name if gate is not None else duty.subscription.name)
         self._staff = self._hire(duty.subscription.concurrency, threads=threads)
 
     def _hire(self, size: int, *, threads: bool) -> Staff:
@@ -143,7 +147,7 @@ class HandlerLoop(Loop):
             self._staff.interrupt(work)
         group = self._take_outbox()
         room = 0 if self.stopping else self.work.room()
-        due = [] if self.stopping else self._take_due()
+        due = [] if self.stopping else await self._take_due()
         paused, asked = self.duty.paused, bool(group or due or room)
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
         gate = self.work.gate
@@ -159,14 +163,15 @@ class HandlerLoop(Loop):
         if self.work.halt:
             raise StoreError(self.work.halt)
         if not asked and not self.desk.outbox:
-            nothing = self._has_nothing() and not self._delayed and not self.wake.pending and not self.has_due()
+            nothing = self._has_nothing() and not self._delayed and not self.wake.pending
             await self.rest(nothing, self._pause())
 
     def _has_nothing(self) -> bool:
-        """Is there nothing at the desk but what a gate holds back, which comes by itself?"""
+        """Is there nothing to do, but for what has to wait until a dependency is well?"""
         gate = self.work.gate
-        held = len(self.desk.ready) if gate is not None and gate.is_shut else 0
-        return len(self.desk) - held == 0
+        if gate is not None and gate.waits_for_others and self.desk.ready:
+            return len(self.desk) == len(self.desk.ready)
+        return len(self.desk) == 0 and not self.has_due()
 
     async def _hop(self, group: list[Work], room: int, due: list[Any]) -> Round:
         try:
@@ -181,11 +186,25 @@ class HandlerLoop(Loop):
         outbox, limit = self.desk.outbox, self.duty.engine.settings.settle_max
         return [outbox.popleft() for _ in range(min(len(outbox), limit))]
 
-    def _take_due(self) -> list[Any]:
-        if self.duty.paused or not self.has_due():
+    async def _take_due(self) -> list[Any]:
+        """Letters whose time has come, as many as there is room for and the retry budget covers."""
+        if self.duty.paused or self._holds_retries() or not self.has_due():
             return []
+        lanes, now = self.duty.lanes, self.duty.engine.env.clock.now()
         room = max(1, self.duty.engine.settings.window_max - len(self.desk))
-        return self.duty.lanes.take_due(self.duty.engine.env.clock.now(), room)
+        may, over = await self._budget.sift(lanes.take_due(now, room))
+        if over and self._budget.buries:
+            self._over.update(head.letter for _, head in over)
+            return may + over
+        for lane, head in over:  # still due
+            lanes.put(lane, head)
+        return may
+
+    def _holds_retries(self) -> bool:
+        """Would what is due have to wait at the desk, or for the budget?"""
+        gate = self.work.gate
+        shut = gate is not None and gate.is_shut and bool(self.desk.ready)
+        return shut or (not self._budget.buries and self._budget.pause() > 0)
 
     def _learn(self, group: list[Work], result: Round) -> int:
         """After the commit: free the lanes, queue what was read; how many rows were taken in."""
@@ -200,7 +219,8 @@ class HandlerLoop(Loop):
         self.desk.free_all([work for work in group if work not in kept] if kept else group)
         if result.halt:
             self.work.halt = result.halt
-        self.work.take_letters(result.letters)
+        self.work.take_letters(result.letters, self._over)
+        self._over.clear()
         taken = self.work.take_in(result.rows)
         self.tell_full_lane(self.work.lane_full)
         return taken
@@ -226,6 +246,9 @@ class HandlerLoop(Loop):
         if self.stopping:
             return
         desk.look_again()
+        blocked = self.work.gate.blocked() if self.work.gate is not None else None
+        if blocked is not None:
+            desk.block(blocked)
         alone = desk.alone and not desk.running and not desk.outbox
         count = 1 if alone else 0 if desk.alone else len(desk.ready)
         if not count or not await self._may_call(count):
@@ -249,8 +272,11 @@ class HandlerLoop(Loop):
         return not gate.is_shut
 
     def _pause(self) -> float:
-        pause, timeout = self.pause_length(), self.duty.subscription.timeout
+        holds, timeout = self._holds_retries(), self.duty.subscription.timeout
+        pause = self.pause_length(retries=not holds)
         gate = self.work.gate
+        if holds and self._budget.pause():
+            pause = min(pause, self._budget.pause())
         if gate is not None and gate.is_shut and self.desk.ready:
             pause = min(pause, gate.pause())
         if timeout is not None and self.desk.running:

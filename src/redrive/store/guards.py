@@ -24,8 +24,12 @@ class Guards:
         return PRISTINE if row is None else _breaker(row)
 
     def breakers(self) -> Mapping[str, Breaker]:
-        """All that are not as on the first day, by name."""
+        """All that a program has declared, by name."""
         return {row[0]: _breaker(row[1:]) for row in self._sql.all("breakers_all")}
+
+    def declare(self, name: str) -> None:
+        """A program has a breaker of this name: from now on it is listed, and can be opened and closed by hand."""
+        self._sql.run("breaker_declare", {"name": name})
 
     def lock(self, name: str) -> Breaker:
         """As it stands, and nobody else changes it until this transaction is over."""
@@ -35,11 +39,6 @@ class Guards:
 
     def save(self, name: str, breaker: Breaker) -> None:
         """Write a breaker that was locked."""
-        if breaker.state is State.CLOSED:
-            self._sql.run("probes_drop", {"breaker": name})
-        if breaker.state is State.CLOSED and not breaker.failures:
-            self._sql.run("breaker_drop", {"name": name})
-            return
         values = {**breaker._asdict(), "name": name, "state": str(breaker.state)}
         values["until"] = None if math.isinf(breaker.until) else breaker.until
         self._sql.run("breaker_save", values)

@@ -980,8 +980,8 @@ RETURNING state, failures, successes, since, until
 UPDATE redrive_breakers SET state = :state, failures = :failures, successes = :successes, since = :since, until = :until
 WHERE name = :name
 
--- name: breaker_drop
-DELETE FROM redrive_breakers WHERE name = :name
+-- name: breaker_declare
+INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING
 
 -- name: probes_in_flight
 SELECT coalesce(sum(p.n), 0) FROM redrive_probes p
@@ -996,9 +996,6 @@ SET n = excluded.n + CASE WHEN redrive_probes.epoch = excluded.epoch THEN redriv
 
 -- name: probes_return
 UPDATE redrive_probes SET n = n - :n WHERE breaker = :breaker AND member = :member AND epoch = :epoch AND n >= :n
-
--- name: probes_drop
-DELETE FROM redrive_probes WHERE breaker = :breaker
 
 -- name: bucket_lock
 INSERT INTO redrive_buckets VALUES (:name, 0) ON CONFLICT (name) DO UPDATE SET full_at = redrive_buckets.full_at

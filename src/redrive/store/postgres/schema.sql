@@ -468,7 +468,7 @@ BEGIN
     RETURN '^(?:' || fits || ')$';
 END $$;
 
-CREATE TABLE redrive.breakers (                     -- of dependencies; one that is closed and counts nothing has no row
+CREATE TABLE redrive.breakers (                     -- of dependencies, shared by all who name them
     name      text PRIMARY KEY,
     state     text NOT NULL,                        -- closed, open, probing
     failures  bigint NOT NULL,                      -- in a row, while closed

@@ -367,7 +367,7 @@ CREATE TABLE redrive_audit (
     hash         TEXT NOT NULL                      -- of this row and the hash before it
 );
 
-CREATE TABLE redrive_breakers (                     -- of dependencies; one that is closed and counts nothing has no row
+CREATE TABLE redrive_breakers (                     -- of dependencies, shared by all who name them
     name      TEXT PRIMARY KEY,
     state     TEXT NOT NULL,                        -- closed, open, probing
     failures  INTEGER NOT NULL,                     -- in a row, while closed
