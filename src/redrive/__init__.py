@@ -26,6 +26,8 @@ from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
 from redrive.sinks import Sink, verify_signature, webhook
 from redrive.sources.log import Log
+from redrive.tracking.intake import severity
+from redrive.tracking.modes import quiet, strict
 from redrive.types import event
 from redrive.version import VERSION
 from redrive.watch import health, metrics
@@ -54,9 +56,12 @@ __all__ = [
     "health",
     "metrics",
     "no_retry",
+    "quiet",
     "retry",
     "rules",
+    "severity",
     "sqlite3",
+    "strict",
     "verify_signature",
     "webhook",
 ]

@@ -18,6 +18,8 @@ from redrive.runtime import Runtime
 from redrive.sinks.port import Sink
 from redrive.sources.log import Log
 from redrive.subscription import KeyBy, Order, Subscription, count_arguments
+from redrive.tracking.intake import Patterns
+from redrive.tracking.intake import intake as limited
 from redrive.units import duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,10 +36,25 @@ class Declarations:
         self.subscriptions: dict[str, Subscription] = {}
         self._logs: dict[str, Log] = {}
 
-    def log(self, name: str) -> Log:
-        """The log of this name; it exists from its first event on."""
+    def log(
+        self,
+        name: str,
+        *,
+        intake: str | None = None,
+        keep: Rules | Patterns | None = None,
+        bypass: Patterns | None = None,
+    ) -> Log:
+        """The log of this name; it exists from its first event on.
+
+        `intake="1000/s"` limits what `track` brings in, by each process; `append` is never limited. What is over it
+        goes to the log `NAME:limited`; with `keep=`, only what fits; `bypass=` passes at any rate.
+        """
         check_type(name)
-        return self._logs.setdefault(name, Log(self.runtime, name))
+        if intake is None and (keep is not None or bypass is not None):
+            raise UsageError(f'log {name!r}: keep= and bypass= go with a limit: add intake="1000/s"')
+        log = self._logs.setdefault(name, Log(self.runtime, name))
+        log.limit(None if intake is None else limited(intake, keep, bypass))
+        return log
 
     def projection(
         self,

@@ -22,6 +22,8 @@ from redrive.store.copying import check_whole
 from redrive.store.port import Migration, Store, StoreTx
 from redrive.store.sqlite import SqliteStore, exists_file
 from redrive.store.sqlite.migrate import FileMigration
+from redrive.tracking.place import spool_of
+from redrive.tracking.tracker import Tracker
 from redrive.types import EventTypes
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._store: Store | None = None
+        self._tracker: Tracker | None = None
         self._readers: tuple[Callable[[str], None], asyncio.AbstractEventLoop] | None = None
 
     @property
@@ -168,9 +171,31 @@ class Runtime:
             self._env = self._env if self._given_env else None
             self.signals = self.signals.heir()
 
-    def close(self) -> None:
-        """Let go of the store; the next use opens it again."""
+    @property
+    def is_open(self) -> bool:
+        """Is the store open in this process?"""
         self._notice_fork()
+        return self._store is not None
+
+    @property
+    def spool(self) -> Path | None:
+        """Where tracked events are kept while the store is away."""
+        return spool_of(self.settings.spool, self.address)
+
+    @property
+    def tracker(self) -> Tracker:
+        """Who carries tracked events into the store."""
+        if self._tracker is None:
+            with self._lock:
+                if self._tracker is None:
+                    self._tracker = Tracker(self)
+        return self._tracker
+
+    def close(self) -> None:
+        """Let go of the store, after what was tracked is in it; the next use opens it again."""
+        self._notice_fork()
+        if self._tracker is not None:
+            self._tracker.close()
         with self._lock:
             store, self._store = self._store, None
         if store is not None:
@@ -181,6 +206,8 @@ class Runtime:
     def read_by(self, wake: Callable[[str], None] | None, loop: asyncio.AbstractEventLoop | None) -> None:
         """From now on this function, on this loop, is told which logs grew; None for nobody."""
         self._readers = None if wake is None or loop is None else (wake, loop)
+        if self._readers is not None and not self.inline and (spool := self.spool) is not None and spool.is_dir():
+            self.tracker.look()
 
     @property
     def is_running(self) -> bool:

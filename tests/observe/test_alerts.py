@@ -27,6 +27,7 @@ WORDS = {
     "change": {"taken", "unclean", "released", "lost"},
     "how": {"retry", "replay"},
     "outcome": {"recovered", "buried"},
+    "fate": {"kept", "bypass", "dropped"},
     "result": {"applied", "failed", "skipped", "waiting"},
 }
 # For people who look at one process, or build their own: not worth a place on everybody's wall.
@@ -127,6 +128,12 @@ def test_the_alerts_of_e11y_are_among_them_with_its_thresholds() -> None:
     assert len(found) == len(rules()) >= 18
     many, retries = found["RedriveDeadLettersMany"], found["RedriveRetryRateHigh"]
     assert many["expr"].endswith("> 10000") and (many["for"], many["labels"]) == ("5m", "{severity: critical}")
+    for name, tail, wait in (
+        ("RedriveBreakerBuries", "> 5", "2m"), ("RedriveRetryBudgetBuries", "> 50", "5m"),
+        ("RedriveTrackRefused", "> 10", "5m"), ("RedriveTrackLimited", "> 10", "2m"),
+    ):  # fmt: skip
+        assert found[name]["expr"].endswith(tail) and found[name]["for"] == wait
+    assert found["RedriveBreakerOpen"]["expr"].endswith("== 2") and found["RedriveBreakerOpen"]["for"] == "1m"
     assert retries["expr"].endswith("> 100") and (retries["for"], retries["labels"]) == ("2m", "{severity: warning}")
 
 

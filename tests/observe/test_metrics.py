@@ -18,12 +18,12 @@ from redrive.testing import Harness
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 GUIDE = DOCS / "guide" / "observability.md"
-LABELS = {"subscription", "log", "state", "reason", "how", "outcome", "change", "action", "result", "breaker"}
+LABELS = {"subscription", "log", "state", "reason", "how", "outcome", "change", "action", "result", "breaker", "fate"}
 
 
 def values(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
     """The samples of a metric, by the values of its labels in the order of the table."""
-    [metric] = [one for one in m.ALL if name.startswith(one.name)]
+    metric = max((one for one in m.ALL if name.startswith(one.name)), key=lambda one: len(one.name))
     return {
         tuple(sample.labels[label] for label in metric.labels): sample.value
         for family in registry.collect()
@@ -85,6 +85,14 @@ def test_a_batch_is_one_step_for_each_counter() -> None:
     assert steps == [1000.0]
 
 
+def test_the_rule_that_drops_a_tracked_event_is_no_label() -> None:
+    registry = CollectorRegistry()
+    fates = ("kept", "bypass", "dropped by keep_if", "dropped by discard x")
+    Metrics(registry)([sig.TrackLimited("views", 2, fate) for fate in fates])
+    found = values(registry, "redrive_track_limited_total")
+    assert found == {("views", "kept"): 2, ("views", "bypass"): 2, ("views", "dropped"): 4}
+
+
 def test_a_counter_begins_at_zero_so_that_its_first_step_is_seen(app: App) -> None:
     registry = metrics(app)
     assert values(registry, "redrive_halts_total") == {("charge",): 0}
@@ -124,6 +132,7 @@ def test_gauges_are_what_the_store_says(app: App, harness: Harness) -> None:
         "redrive_lag_events": {("charge",): 2.0}, "redrive_lag_seconds": {("charge",): 10.0},
         "redrive_letters": {("charge", "dead", "rejected"): 2.0, ("charge", "retrying", "behind_head"): 2.0},
         "redrive_letter_age_seconds": {("charge", "dead"): 10.0, ("charge", "retrying"): 10.0},
+        "redrive_letters_due": {("charge",): 0.0},
         "redrive_parked_lanes": {("charge",): 2.0}, "redrive_fullest_lane_letters": {("charge",): 3.0},
         "redrive_halted": {("charge",): 0.0}, "redrive_paused": {("charge",): 1.0}, "redrive_owned": {("charge",): 1.0},
         "redrive_rebuilding": {("charge",): 0.0}, "redrive_log_position": {("orders",): 6.0},
@@ -161,14 +170,17 @@ def test_a_breaker_is_a_state_and_its_changes_are_counted(tmp_path: Path, backen
             raise ConnectionError("down")
 
     with Harness(app, backend) as harness:
-        registry, states = metrics(app), []
+        registry, states, due = metrics(app), [], []
         for wait in ("0s", "5s", "60s"):
             harness.append("orders", "x")
             harness.append("orders", "x")
             harness.advance(wait)
-            states.append(values(metrics(app, CollectorRegistry()), "redrive_breaker_state")["charge",])
+            seen = metrics(app, CollectorRegistry())
+            states.append(values(seen, "redrive_breaker_state")["charge",])
+            due.append(values(seen, "redrive_letters_due")["charge",])
             down[0] = wait == "0s"
         assert (states[1], states[2]) == (2, 0)
+        assert (due[1], due[2]) == (2, 0)  # the two that failed wait for the breaker
         assert values(registry, "redrive_breaker_opened_total")["charge",] == 1
         assert values(registry, "redrive_breaker_closed_total")["charge",] == 1
 

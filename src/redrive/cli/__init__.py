@@ -44,6 +44,7 @@ COMMANDS = {
     "append": "logs:append",
     "export": "transfer:export_log",
     "import": "transfer:import_log",
+    "admit": "admit:admit",
     "copy": "copy:copy",
     "prune": "prune:prune",
     "migrate": "migrate:migrate",

@@ -31,6 +31,13 @@ _LEVELS: dict[type[Signal], int] = {
     sig.LaneFull: logging.ERROR,
     sig.BreakerOpened: logging.ERROR,
     sig.RuleBroken: logging.ERROR,
+    # The tracker writes lines of its own, also where nothing else of redrive runs.
+    sig.Spooled: logging.DEBUG,
+    sig.SpoolTaken: logging.DEBUG,
+    sig.SpoolDamaged: logging.DEBUG,
+    sig.TrackDropped: logging.DEBUG,
+    sig.TrackRefused: logging.DEBUG,
+    sig.TrackLimited: logging.DEBUG,
 }
 
 

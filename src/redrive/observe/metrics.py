@@ -52,6 +52,15 @@ def _breaker(signal: Any) -> Labels:
     return (signal.breaker,)
 
 
+def _log(signal: Any) -> Labels:
+    return (signal.log,)
+
+
+def _limited(signal: Any) -> Labels:
+    """A rule that dropped an event is told by its text, which is no label."""
+    return signal.log, signal.fate if signal.fate in ("kept", "bypass") else "dropped"
+
+
 def _counter(name: str, labels: str, text: str) -> Metric:
     return Metric(name, "counter", tuple(labels.split()), text)
 
@@ -90,6 +99,14 @@ RULES_BROKEN = _counter(
 LEASES = _counter(
     "redrive_leases_total", "subscription change", "Changes of ownership: taken, unclean, released, lost."
 )
+SPOOLED = _counter("redrive_spooled_total", "", "Tracked events that went to the spool: the store did not take them.")
+SPOOL_TAKEN = _counter("redrive_spool_taken_total", "", "Events of a spool that are in the store now.")
+SPOOL_DAMAGED = _counter("redrive_spool_damaged_bytes_total", "", "Bytes of spools that are no event; set aside.")
+TRACK_DROPPED = _counter("redrive_track_dropped_total", "log", "Tracked events that are lost: no room anywhere.")
+TRACK_REFUSED = _counter("redrive_track_refused_total", "log", "Calls of track in quiet() that could not be stored.")
+TRACK_LIMITED = _counter(
+    "redrive_track_limited_total", "log fate", "Tracked events over the intake limit of their log."
+)
 STOPPING = _counter("redrive_stopping_total", "", "Times that this process was asked to stop.")
 SETTLE_SECONDS = _histogram(
     "redrive_settle_seconds", "subscription", "How long a settling transaction took, calls of a projection included.",
@@ -105,7 +122,7 @@ LETTER_ATTEMPTS = _histogram(
 
 # One line for each change of a metric by a signal. A new signal needs lines here, rows in the guide, and nothing else.
 HEARD: tuple[Heard, ...] = (
-    Heard(sig.Appended, APPENDED, lambda s: (s.log,), lambda s: float(s.count)),
+    Heard(sig.Appended, APPENDED, _log, lambda s: float(s.count)),
     Heard(sig.Settled, APPLIED, _subscription, lambda s: float(s.applied)),
     Heard(sig.Settled, IGNORED, _subscription, lambda s: float(s.ignored)),
     Heard(sig.Settled, SETTLE_SECONDS, _subscription, lambda s: float(s.seconds)),
@@ -130,6 +147,12 @@ HEARD: tuple[Heard, ...] = (
     Heard(sig.BreakerProbing, BREAKER_PROBING, _breaker),
     Heard(sig.BreakerClosed, BREAKER_CLOSED, _breaker),
     Heard(sig.RuleBroken, RULES_BROKEN, _subscription),
+    Heard(sig.Spooled, SPOOLED, lambda s: (), lambda s: float(s.count)),
+    Heard(sig.SpoolTaken, SPOOL_TAKEN, lambda s: (), lambda s: float(s.count)),
+    Heard(sig.SpoolDamaged, SPOOL_DAMAGED, lambda s: (), lambda s: float(s.bytes)),
+    Heard(sig.TrackDropped, TRACK_DROPPED, _log, lambda s: float(s.count)),
+    Heard(sig.TrackRefused, TRACK_REFUSED, _log, lambda s: float(s.count)),
+    Heard(sig.TrackLimited, TRACK_LIMITED, _limited, lambda s: float(s.count)),
     Heard(sig.Stopping, STOPPING, lambda s: ()),
 )
 
@@ -148,6 +171,10 @@ SETTLED_AT = _gauge(
 )
 LETTERS = _gauge("redrive_letters", "subscription state reason", "Open letters: retrying or dead, and why.")
 LETTER_AGE = _gauge("redrive_letter_age_seconds", "subscription state", "How long the oldest open letter has been one.")
+LETTERS_DUE = _gauge(
+    "redrive_letters_due", "subscription",
+    "Letters to be retried now that wait for a breaker, a budget, a limit or for room, among the first 10,000.",
+)  # fmt: skip
 PARKED_LANES = _gauge("redrive_parked_lanes", "subscription", "Keys with open letters, counted up to 100,000.")
 FULLEST_LANE = _gauge("redrive_fullest_lane_letters", "subscription", "Open letters of the key that has most of them.")
 HALTED = _gauge("redrive_halted", "subscription", "1 if it stopped by itself and could not go on yet.")
@@ -168,8 +195,8 @@ SIGNALS_DROPPED = _gauge(
 )
 
 SCRAPED: tuple[Metric, ...] = (
-    STORE_UP, STORE_BYTES, LAG_EVENTS, LAG_SECONDS, SETTLED_AT, LETTERS, LETTER_AGE, PARKED_LANES, FULLEST_LANE, HALTED,
-    PAUSED, OWNED, REBUILDING, BREAKER_STATE, LOG_POSITION, LOG_AGE, REPLAYED, WORKERS, SIGNALS_DROPPED,
+    STORE_UP, STORE_BYTES, LAG_EVENTS, LAG_SECONDS, SETTLED_AT, LETTERS, LETTER_AGE, LETTERS_DUE, PARKED_LANES,
+    FULLEST_LANE, HALTED, PAUSED, OWNED, REBUILDING, BREAKER_STATE, LOG_POSITION, LOG_AGE, REPLAYED, WORKERS, SIGNALS_DROPPED,
 )  # fmt: skip
 
 TOLD: tuple[Metric, ...] = tuple(dict.fromkeys(heard.metric for heard in HEARD))

@@ -178,6 +178,51 @@ class RuleBroken(Signal, frozen=True):
     rule: str
 
 
+class Spooled(Signal, frozen=True):
+    """Tracked events were written to the spool, because the store did not take them in time."""
+
+    count: int
+
+
+class SpoolTaken(Signal, frozen=True):
+    """Events of a spool file were committed."""
+
+    count: int
+
+
+class SpoolDamaged(Signal, frozen=True):
+    """A spool file held something that is no event; it was set aside beside it."""
+
+    file: str
+    bytes: int
+
+
+class TrackDropped(Signal, frozen=True):
+    """Tracked events are lost: there was no room for them in memory, in the spool or in the store."""
+
+    log: str
+    count: int
+    reason: str
+
+
+class TrackRefused(Signal, frozen=True):
+    """`track` was given what cannot be stored, and nobody was told because of `quiet()`."""
+
+    log: str
+    type: str
+    count: int
+    error_type: str
+    error_message: str
+
+
+class TrackLimited(Signal, frozen=True):
+    """Tracked events were over the intake limit of their log; `fate` says what became of them."""
+
+    log: str
+    count: int
+    fate: str
+
+
 class Stopping(Signal, frozen=True):
     """The worker was asked to stop."""
 
@@ -186,7 +231,8 @@ class Stopping(Signal, frozen=True):
 
 ALL: tuple[type[Signal], ...] = (
     Appended, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken, LeaseReleased, LeaseLost,
-    Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed, RuleBroken, Stopping,
+    Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed, RuleBroken, Spooled,
+    SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused, TrackLimited, Stopping,
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]

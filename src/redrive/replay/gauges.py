@@ -19,6 +19,8 @@ from redrive.store.port import Store, StoreTx
 BREAKER_STATES = {State.CLOSED: 0.0, State.PROBING: 1.0, State.OPEN: 2.0}
 COUNT_MAX = 100_000  # events and lanes counted per subscription: seven milliseconds each, and as alarming as more
 
+DUE_MAX = 10_000  # letters looked at for being due: each has to be read
+
 log = logging.getLogger("redrive")
 
 
@@ -66,6 +68,9 @@ def _letters(tx: StoreTx, env: Env) -> Iterator[Sample]:
         yield m.LETTERS, (name, state, reason), float(count)
     for name, state, since in tx.sql.all("metrics_letters_held"):
         yield m.LETTER_AGE, (name, state), 0.0 if since is None else max(0.0, now - since)
+    for row in tx.progress.all():
+        due, _ = tx.sql.one("doctor_late", {"subscription": row.id, "limit": DUE_MAX, "before": now}) or (0, 0)
+        yield m.LETTERS_DUE, (row.name,), float(due)
     for name, lanes, fullest in tx.sql.all("metrics_lanes", {"limit": COUNT_MAX}):
         yield m.PARKED_LANES, (name,), float(lanes)
         yield m.FULLEST_LANE, (name,), float(fullest or 0)
