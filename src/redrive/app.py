@@ -27,6 +27,7 @@ from redrive.settings import Settings, check_subscriptions
 from redrive.sources.log import Log
 from redrive.store.append import append_all
 from redrive.store.port import StoreTx
+from redrive.store.sql import Row
 from redrive.subscription import KeyBy, Order, Subscription, count_arguments
 from redrive.units import duration
 
@@ -44,10 +45,11 @@ Tables = Mapping[str, str] | Iterable[str]
 class AppTx(Tx):
     """The transaction of `app.transaction()`: events given to it are appended when it commits."""
 
-    __slots__ = ("pending",)
+    __slots__ = ("pending", "store_tx")
 
     def __init__(self, tx: StoreTx) -> None:
         super().__init__(tx)
+        self.store_tx = tx
         self.pending: list[tuple[str, NewEvent]] = []
 
 
@@ -181,9 +183,11 @@ class App:
             finally:
                 self.runtime.transacting = None
             rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
-            logs = {log: row[0] for (log, _), row in zip(user.pending, rows, strict=True)}
-        for log, position in logs.items():
-            self.runtime.notify(log, sum(1 for name, _ in user.pending if name == log), position)
+        by_log: dict[str, list[Row]] = {}
+        for (log, _), row in zip(user.pending, rows, strict=True):
+            by_log.setdefault(log, []).append(row)
+        for log, mine in by_log.items():
+            self.runtime.notify(log, mine)
 
     @contextmanager
     def reader(self) -> Iterator[Tx]:

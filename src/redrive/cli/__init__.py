@@ -29,6 +29,7 @@ COMMANDS = {
     "ops": "ops:ops",
     "lanes": "explain:lanes",
     "events": "logs:events",
+    "scheduled": "scheduled:scheduled",
     "explain": "explain:explain",
     "state": "explain:state",
     "verify": "look:verify",
