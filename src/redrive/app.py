@@ -28,7 +28,7 @@ from redrive.sources.log import Log
 from redrive.store.append import append_all
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
-from redrive.subscription import KeyBy, Order, Subscription, count_arguments
+from redrive.subscription import KeyBy, Order, Subscription, count_arguments, overruled_letters
 from redrive.units import duration
 
 if TYPE_CHECKING:
@@ -335,7 +335,8 @@ def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
     if subscription.order == "total" and (found.concurrency or 1) > 1:
         raise UsageError(f"settings: `subscriptions.{subscription.name}.concurrency`: total order runs one at a time")
     given = found.retry.given()
-    policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry))
+    letters = overruled_letters(policy.letters, found.letters, f"settings: `subscriptions.{subscription.name}.letters")
+    policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry), letters=letters)
     return replace(
         subscription,
         policy=policy,

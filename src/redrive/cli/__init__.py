@@ -48,6 +48,7 @@ COMMANDS = {
     "prune": "prune:prune",
     "migrate": "migrate:migrate",
     "doctor": "doctor:doctor",
+    "rules": "rules:rules",
     "config": "config:config",
     "demo": "demo:demo",
 }
