@@ -95,3 +95,40 @@ def test_an_event_that_waits_for_a_log_that_is_gone_is_a_violation(inside: Any, 
     damage(store, "UPDATE redrive_scheduled SET log = 77 WHERE id = 'one'")
     answer = inside("verify", "--store", store)
     assert answer.code == 3 and "it waits for a log that there is not" in answer.out
+
+
+def test_an_event_is_scheduled_by_hand_and_audited(inside: Any, store: str) -> None:
+    line = ("append", "orders", "x", "1", "--id", "four", "--after", "5m", "--store", store)
+    assert inside(*line).out.startswith("scheduled four for ")
+    assert inside(*line).out.startswith("it is scheduled already: four for ")
+    assert inside("append", "orders", "x", "1", "--id", "four", "--store", store).out.startswith("it is scheduled")
+    assert inside("append", "orders", "x", "2", "--id", "four", "--store", store).code == 1
+    (found,) = [inside(*line, "--json").json]
+    assert (found["position"], found["new"]) == (None, False)
+    assert ids(inside("scheduled", "--store", store, "--json"))[0] == "four"
+    assert inside("append", "orders", "x", "--after", "soon", "--store", store).code == 2
+
+
+def test_an_export_says_what_it_leaves_out_and_an_import_knows_what_waits(
+    inside: Any, store: str, tmp_path: Path
+) -> None:
+    app = App(store)
+    app.log("orders").append("now", id="now")
+    app.close()
+    answer = inside("export", "orders", "--out", str(tmp_path / "orders.jsonl"), "--store", store)
+    assert answer.out.startswith("1 event exported")
+    assert answer.err == "not exported: 2 events that the log waits for; see `redrive scheduled orders`\n"
+    line = (
+        '{"specversion": "1.0", "id": "%s", "source": "x", "type": "payment.overdue", "subject": "ada", "data": {}}\n'
+    )
+    (tmp_path / "new.jsonl").write_text(line % "one" + line % "new")
+    found = inside("import", "orders", str(tmp_path / "new.jsonl"), "--json", "--store", store).json
+    assert (found["added"], found["present"]) == (1, 1), "one is on its way"
+
+
+def test_the_doctor_finds_what_nobody_appends(inside: Any, store: str) -> None:
+    from tests.cli.test_look import damage
+
+    assert "scheduled" not in inside("doctor", "--store", store).out
+    damage(store, "UPDATE redrive_scheduled SET due_at = due_at - 7200")
+    assert "a scheduled event has been due for 1h" in " ".join(inside("doctor", "--store", store).out.split())

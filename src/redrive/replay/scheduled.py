@@ -64,6 +64,11 @@ def backlog(store: Store, now: float) -> Iterator[Backlog]:
     yield from (Backlog(*row) for row in rows)
 
 
+def scheduled_for(store: Store, log: str) -> int:
+    """How many events a log waits for."""
+    return sum(one.scheduled for one in backlog(store, 0.0) if one.log == log)
+
+
 def cancel(operator: Operator, id: str, reason: str, log: str | None = None) -> Waiting:
     """Take a scheduled event back, and write down who did and why."""
     need_reason("cancel", reason)
