@@ -29,6 +29,7 @@ COMMANDS = {
     "ops": "ops:ops",
     "lanes": "explain:lanes",
     "events": "logs:events",
+    "scheduled": "scheduled:scheduled",
     "explain": "explain:explain",
     "state": "explain:state",
     "verify": "look:verify",
@@ -49,6 +50,7 @@ COMMANDS = {
     "prune": "prune:prune",
     "migrate": "migrate:migrate",
     "doctor": "doctor:doctor",
+    "rules": "rules:rules",
     "config": "config:config",
     "demo": "demo:demo",
 }

@@ -23,6 +23,7 @@ from redrive.runner.call import attempt, attempt_works, overran
 from redrive.runner.settle import StateConflict
 from redrive.store.port import LetterRow, StoreTx
 from redrive.store.rehearsing import ON_STAGE
+from redrive.store.scheduled import is_scheduled
 
 GRACE = 1.0  # seconds for a coroutine to end after it was cancelled; one that does not is left behind
 
@@ -84,6 +85,11 @@ class Handling(Scene):
             with self.house.store.reading() as tx:
                 found = tx.keyed.get(self.row.id, key)
         return found
+
+    def is_scheduled(self, log: str, id: str) -> bool:
+        """Does this event wait for its time?"""
+        with self.house.store.reading() as tx:
+            return is_scheduled(tx.sql, log, id)
 
     # ------------------------------------------------------------ calling
 
