@@ -84,6 +84,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _low("growth", "catch-up over 1 M events: memory growth", "MB", 50, None, figure("growth", "grown_mb")),
     Row("growth", "catch-up over 1 M events / 50,000 events", "x", 0.85, None, ratio("growth", "projection")),
+    Row("metrics", "projection with metrics, scraped / without", "x", 0.97, None, figure("metrics", "share")),
     _low("restart", "SIGKILL to first commit of the successor", "ms", 50, None, figure("restart", "first_ms")),
     _low("start", "import redrive", "ms", 150, None, figure("start", "import_ms")),
     _low("start", "redrive --help", "ms", 300, None, figure("start", "help_ms")),

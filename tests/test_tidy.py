@@ -46,14 +46,15 @@ LAYERS: dict[str, set[str]] = {
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
+    "watch": SHARED | {"replay"},
     "declare": SHARED | PORTS | {"policy", "runtime", "tracking"},
-    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "declare", "tracking"},
+    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "declare", "tracking", "watch"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "integrations": {"tracking"},  # what other libraries call: they see a switch, and never the engine
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
     "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
-    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking"},
+    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking", "watch"},
 }
 LAYER_EXCEPTIONS = {
     ("failpoints", "testing"): "only in a child process whose environment a crash test has armed",
@@ -63,6 +64,7 @@ TYPES_ONLY = {
     ("sources", "runtime"): "a Log belongs to the runtime of the App that made it",
     ("runner", "app"): "a process runs the App it is handed",
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
+    ("watch", "app"): "health and metrics are of the App they are handed",
     ("subscription", "sinks"): "a delivery holds the sink it is handed",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }

@@ -30,6 +30,7 @@ from redrive.tracking.intake import severity
 from redrive.tracking.modes import quiet, strict
 from redrive.types import event
 from redrive.version import VERSION
+from redrive.watch import health, metrics
 
 __version__ = VERSION
 
@@ -52,6 +53,8 @@ __all__ = [
     "breaker",
     "conflicts",
     "event",
+    "health",
+    "metrics",
     "no_retry",
     "quiet",
     "retry",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +164,12 @@ class App(Declarations):
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
         return supervised(self.runtime, self._selected(only, exclude), lambda: self._lifespan and self._lifespan(self))
+
+    def _watched(self) -> AbstractContextManager[Any]:
+        """Metrics and health over HTTP, while a block lasts."""
+        from redrive.watch import serving  # with a web server behind it
+
+        return serving(self)
 
 
 def _current_task() -> asyncio.Task[Any] | None:

@@ -15,6 +15,7 @@ from redrive.codec import encode_data
 from redrive.draft import derive
 from redrive.errors import EventError, UsageError
 from redrive.event import Event, NewEvent, emission_id, withdrawal
+from redrive.observe.tracing import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +115,7 @@ class Emitter:
     ) -> Emission:
         """Check and encode now, so that an error surfaces in the function that made it."""
         name = _name_of(log, "emit")
-        made_id = emission_id(self.identity, event.id, ordinal)
+        made_id, headers = emission_id(self.identity, event.id, ordinal), traced(headers, event)
         made = derive(self._types, self._env, made_id, type, data, key, headers, expected_version, after, at)
         return Emission(name, made)
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from redrive.errors import UsageError
-from redrive.units import duration, rate, show_duration, size
+from redrive.units import address, duration, rate, show_duration, size
 
 # Written with a unit in the file and the environment ("10s", "8KiB", "50/s"); plain numbers in the program.
 Seconds = Annotated[float, "duration", Meta(gt=0)]
@@ -27,6 +27,7 @@ Count = Annotated[int, Meta(ge=1)]
 Globs = tuple[Annotated[str, Meta(min_length=1)], ...]  # in the environment: separated by commas
 Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=100)]
 Reference = Annotated[str, Meta(pattern=r"^[\w.]+:[\w.]+$")]
+Address = Annotated[str, "address"]  # HOST:PORT, or "off"
 Profile = Literal["development", "staging", "production"]
 
 
@@ -84,6 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retry_budget_jitter: Annotated[float, Meta(ge=0, le=10)] = 1.0  # share by which such a wait may grow, by chance
     halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
+    http: Address = "127.0.0.1:9464"  # where `run` answers /metrics and health checks; this machine alone by default
     log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
     error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
     redact: Globs = ("*password*", "*secret*", "*token*", "*authorization*")  # fields of payloads that are never shown
@@ -222,6 +224,8 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
             raise ValueError(f"expected one of {', '.join(get_args(hint))}")
         if "duration" in units:
             value = duration(value)
+        if "address" in units:
+            value = address(value)
         if "rate" in units:
             value = rate(value)
         if "size" in units and isinstance(value, str) and not value.isdecimal():

@@ -52,6 +52,8 @@ COMMANDS = {
     "doctor": "doctor:doctor",
     "rules": "rules:rules",
     "config": "config:config",
+    "alerts": "alerts:alerts",
+    "dashboard": "alerts:dashboard",
     "demo": "demo:demo",
 }
 

@@ -964,6 +964,33 @@ WHERE name > ? AND name NOT IN ('format', 'compatible_from', 'syncs', 'copying',
 -- name: meta_drop
 DELETE FROM redrive_meta WHERE name = :name
 
+-- ---------------------------------------------------------------- metrics
+
+-- name: metrics_letters
+-- Open letters by state and reason, from the counters.
+SELECT s.name, c.state, c.reason, CAST(sum(c.n) AS bigint) FROM redrive_letter_counts c
+JOIN redrive_subscriptions s ON s.id = c.subscription WHERE c.state IN ('retrying', 'dead')
+GROUP BY s.name, c.state, c.reason
+
+-- name: metrics_letters_held
+-- Of each subscription and state the open letter that was held first, and since when.
+SELECT s.name, o.state, (SELECT l.parked_at FROM redrive_letters l
+                         WHERE l.state = o.state AND l.subscription = s.id ORDER BY l.id LIMIT 1)
+FROM redrive_subscriptions s CROSS JOIN (SELECT 'retrying' AS state UNION ALL SELECT 'dead') AS o
+
+-- name: metrics_lanes
+-- Of each subscription how many lanes are parked, counted up to a limit, and how full the fullest is.
+SELECT s.name,
+       (SELECT count(*) FROM (SELECT 1 FROM redrive_lanes l WHERE l.subscription = s.id LIMIT :limit) AS counted),
+       (SELECT n FROM redrive_lanes l WHERE l.subscription = s.id ORDER BY l.n DESC LIMIT 1)
+FROM redrive_subscriptions s
+
+-- name: metrics_replayed
+-- What came of all bulk replays that are on record.
+SELECT CAST(coalesce(sum(applied), 0) AS bigint), CAST(coalesce(sum(failed), 0) AS bigint),
+       CAST(coalesce(sum(skipped), 0) AS bigint), CAST(coalesce(sum(waiting), 0) AS bigint)
+FROM redrive_operations WHERE action = 'replay'
+
 -- ------------------------------------------------------------ breakers and limits
 
 -- name: breaker_get
