@@ -102,22 +102,20 @@ class Handling:
 
     # ------------------------------------------------------------ calling
 
-    def prepare(self, work: Work) -> None:
+    def prepare(self, work: Work) -> Ctx:
         """Give one attempt its context."""
-        duty, event = self.duty, work.event
+        duty, event, edits = self.duty, work.event, 0
         assert event is not None
         if work.head is not None:
             edits = work.head.edits
-        else:
-            edits = duty.edits[work.position][0] if duty.edits and work.position in duty.edits else 0
-        work.ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        elif duty.edits and work.position in duty.edits:
+            edits = duty.edits[work.position][0]
+        work.ctx = ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        return ctx
 
-    def called(self, work: Work, error: BaseException | None) -> None:
+    def called(self, work: Work) -> None:
         """The function returned or raised: this is its outcome."""
-        ctx, work.ctx = work.ctx, None
-        if error is None and not work.timed_out and not ctx.touched:  # the ordinary case, quickly
-            work.outcome = out.APPLIED
-            return
+        ctx, error, work.ctx, work.error = work.ctx, work.error, None, None
         if error is None:  # a state that cannot be stored is the function's failure
             error = attempt(lambda: setattr(work, "effects", ctx.effects()))
         engine = self.duty.engine

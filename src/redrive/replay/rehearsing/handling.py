@@ -51,6 +51,7 @@ class Turn:
 
     event: Event[Any]
     ctx: Ctx
+    error: BaseException | None = None
     timed_out: bool = False
 
 
@@ -138,15 +139,9 @@ class Handling(Scene):
         return Called(letter, None, asked)
 
     async def _in_task(self, turn: Turn) -> BaseException | None:
-        waiting, raised = [turn], list[BaseException | None]()
-
-        def called(_: Turn, error: BaseException | None) -> bool:
-            raised.append(error)
-            return False
-
         async def play() -> None:
             ON_STAGE.set(True)
-            await attempt_works(self._function, lambda: waiting.pop() if waiting else None, called)
+            await attempt_works(self._function, [turn])
 
         task = asyncio.create_task(play())
         await asyncio.wait({task}, timeout=self.subscription.timeout)
@@ -155,7 +150,7 @@ class Handling(Scene):
             turn.ctx.kill()
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE)
-        return raised[0] if raised else None
+        return turn.error
 
     async def _in_thread(self, turn: Turn) -> BaseException | None:
         def play() -> BaseException | None:
