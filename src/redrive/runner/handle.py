@@ -165,10 +165,11 @@ class Handling:
             hit("round.fenced")
             together: list[Work] = []
             for work in group:
-                if work.follow:
-                    settling.follow(work)
-                elif work.outcome is not out.APPLIED:
-                    self._write_bad(settling, work, result)
+                if work.outcome is not out.APPLIED:
+                    if work.follow:
+                        settling.follow(work)
+                    else:
+                        self._write_bad(settling, work, result)
                 elif work.head is None and not work.alone and (work.effects is None or not isolate):
                     together.append(work)
                 else:
