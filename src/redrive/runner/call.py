@@ -11,7 +11,7 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Protocol
 
-from redrive.context import Escalate, Tx
+from redrive.context import Ctx, Effects, Escalate, Tx
 from redrive.errors import BadKey, EventError, Ignore, Reject, RetryLater, Undecodable, Verdict, VersionConflict
 from redrive.event import Event
 from redrive.policy import outcome as out
@@ -169,6 +169,14 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> BaseException | No
     except BaseException as error:
         return error
     return None
+
+
+def attempt_effects(ctx: Ctx) -> tuple[Effects | None, BaseException | None]:
+    """What a function asked for; a state that cannot be stored is its failure."""
+    try:
+        return ctx.effects(), None
+    except BaseException as error:
+        return None, error
 
 
 def attempt_each(

@@ -14,7 +14,7 @@ from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
-from redrive.runner.call import attempt, outcome_of, overran
+from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, StateConflict, decision, tell
@@ -116,8 +116,8 @@ class Handling:
     def called(self, work: Work) -> None:
         """The function returned or raised: this is its outcome."""
         ctx, error, work.ctx, work.error = work.ctx, work.error, None, None
-        if error is None:  # a state that cannot be stored is the function's failure
-            error = attempt(lambda: setattr(work, "effects", ctx.effects()))
+        if error is None:
+            work.effects, error = attempt_effects(ctx)
         engine = self.duty.engine
         if work.timed_out and self.duty.subscription.timeout is not None:
             work.outcome, work.effects = overran(self.duty.subscription.timeout), None
