@@ -7,7 +7,7 @@ settling transaction applies, all or none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SAME_KEY: Any = object()  # the default of emit's key: the one being handled
 
 
-class Emission(NamedTuple):
+class Emission(msgspec.Struct, frozen=True):
     """An event to append in the settling transaction."""
 
     log: str
@@ -278,7 +278,7 @@ class Ctx:
             raise UsageError("this ctx is dead: the function overran its timeout and its result no longer counts")
 
 
-class Effects(NamedTuple):
+class Effects(msgspec.Struct, frozen=True):
     """What a handler asked of `ctx`: written in the settling transaction, all or nothing."""
 
     statements: tuple[tuple[str, Any], ...] = ()

@@ -75,6 +75,7 @@ class Work(msgspec.Struct, eq=False):
     outcome: Outcome | None = None
     effects: Effects | None = None
     ctx: Any = None
+    error: BaseException | None = None  # what the call raised, until it is an outcome
     started: float = 0.0
     timed_out: bool = False
     follow: bool = False  # queue behind the head of the lane
