@@ -23,7 +23,8 @@ from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
 from redrive.store.append import append_all
 from redrive.store.port import StoreTx
-from redrive.subscription import Subscription
+from redrive.store.sql import Row
+from redrive.subscription import Subscription, overruled_letters
 
 if TYPE_CHECKING:
     import asyncio
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
 class AppTx(Tx):
     """The transaction of `app.transaction()`: events given to it are appended when it commits."""
 
-    __slots__ = ("pending",)
+    __slots__ = ("pending", "store_tx")
 
     def __init__(self, tx: StoreTx) -> None:
         super().__init__(tx)
+        self.store_tx = tx
         self.pending: list[tuple[str, NewEvent]] = []
 
 
@@ -81,9 +83,11 @@ class App(Declarations):
             finally:
                 self.runtime.transacting = None
             rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
-            logs = {log: row[0] for (log, _), row in zip(user.pending, rows, strict=True)}
-        for log, position in logs.items():
-            self.runtime.notify(log, sum(1 for name, _ in user.pending if name == log), position)
+        by_log: dict[str, list[Row]] = {}
+        for (log, _), row in zip(user.pending, rows, strict=True):
+            by_log.setdefault(log, []).append(row)
+        for log, mine in by_log.items():
+            self.runtime.notify(log, mine)
 
     @contextmanager
     def reader(self) -> Iterator[Tx]:
@@ -191,7 +195,8 @@ def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
     if subscription.order == "total" and (found.concurrency or 1) > 1:
         raise UsageError(f"settings: `subscriptions.{subscription.name}.concurrency`: total order runs one at a time")
     given = found.retry.given()
-    policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry))
+    letters = overruled_letters(policy.letters, found.letters, f"settings: `subscriptions.{subscription.name}.letters")
+    policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry), letters=letters)
     return replace(
         subscription,
         policy=policy,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +20,7 @@ from redrive.settings import Settings, load_settings, settings_path
 from redrive.store.address import POSTGRES, is_postgres, shown
 from redrive.store.copying import check_whole
 from redrive.store.port import Migration, Store, StoreTx
+from redrive.store.sql import Row
 from redrive.store.sqlite import SqliteStore, exists_file
 from redrive.store.sqlite.migrate import FileMigration
 from redrive.tracking.place import spool_of
@@ -237,9 +238,13 @@ class Runtime:
 
         return self.transacting is not None and self.transacting is asyncio.current_task()
 
-    def notify(self, log: str, count: int, position: int) -> None:
-        """Events were appended by this process: wake our loops at once, tell listeners."""
-        self.signals.tell((sig.Appended(log, count, position),))
+    def notify(self, log: str, rows: Sequence[Row]) -> None:
+        """Events were appended by this process, or scheduled: wake our loops at once, tell listeners."""
+        positions = [row[0] for row in rows if row[0] is not None]
+        if positions:
+            self.signals.tell((sig.Appended(log, len(positions), positions[-1]),))
+        if len(positions) < len(rows):
+            self.signals.tell((sig.Scheduled(log, len(rows) - len(positions)),))
         self.wake(log)
 
     def wake(self, log: str) -> None:

@@ -185,6 +185,19 @@ def test_a_breaker_is_a_state_and_its_changes_are_counted(tmp_path: Path, backen
         assert values(registry, "redrive_breaker_closed_total")["charge",] == 1
 
 
+def test_a_scheduled_event_that_nobody_appends_is_late(app: App, harness: Harness) -> None:
+    harness.append("orders", "fine", after="1h")
+    harness.run_until_idle()
+    assert values(metrics(app, CollectorRegistry()), "redrive_scheduled_late_seconds") == {(): 0}
+    harness.clock.advance(3630)
+    late = values(metrics(app, CollectorRegistry()), "redrive_scheduled_late_seconds")[()]
+    assert late == pytest.approx(30, abs=1)
+    registry = metrics(app, CollectorRegistry())
+    harness.run_until_idle()
+    assert values(registry, "redrive_came_due_total") == {("orders",): 1}
+    assert values(metrics(app, CollectorRegistry()), "redrive_scheduled_late_seconds") == {(): 0}
+
+
 def test_bulk_replays_are_counted_by_their_receipts(app: App, harness: Harness) -> None:
     harness.append("orders", "rejected", key="a")
     harness.run_until_idle()

@@ -55,6 +55,7 @@ def test_every_signal_is_told_by_something_that_happens(app: App, start: Any) ->
         harness.append("orders", kind, {"secret": 1}, key=key)
     for _ in range(3):
         harness.append("orders", "fine", key="b")
+    harness.append("orders", "fine", key="a", after="1m")
     harness.advance("3m")
     harness.replay()
     harness.fault = StoreError("gone")

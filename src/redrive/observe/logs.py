@@ -21,6 +21,8 @@ logger = logging.getLogger("redrive")
 
 _LEVELS: dict[type[Signal], int] = {
     sig.Appended: logging.DEBUG,
+    sig.Scheduled: logging.DEBUG,
+    sig.CameDue: logging.DEBUG,
     sig.Settled: logging.DEBUG,
     sig.Retried: logging.WARNING,
     sig.Buried: logging.ERROR,

@@ -76,6 +76,9 @@ def _histogram(name: str, labels: str, text: str, buckets: tuple[float, ...]) ->
 # ------------------------------------------------------------ told by signals, since this process started
 
 APPENDED = _counter("redrive_appended_total", "log", "Events that this process appended.")
+SCHEDULED = _counter("redrive_scheduled_total", "log", "Events that this process stored to be appended later.")
+CAME_DUE = _counter("redrive_came_due_total", "log", "Scheduled events that this process appended at their time.")
+CAME_LATE = _histogram("redrive_came_due_late_seconds", "log", "How late the first of each batch of them was.", DELAYS)
 APPLIED = _counter("redrive_applied_total", "subscription", "Events applied.")
 IGNORED = _counter("redrive_ignored_total", "subscription", "Events that the function asked to ignore, or no filter.")
 RETRIED = _counter("redrive_retried_total", "subscription", "Attempts that failed and are followed by another.")
@@ -123,6 +126,9 @@ LETTER_ATTEMPTS = _histogram(
 # One line for each change of a metric by a signal. A new signal needs lines here, rows in the guide, and nothing else.
 HEARD: tuple[Heard, ...] = (
     Heard(sig.Appended, APPENDED, _log, lambda s: float(s.count)),
+    Heard(sig.Scheduled, SCHEDULED, _log, lambda s: float(s.count)),
+    Heard(sig.CameDue, CAME_DUE, _log, lambda s: float(s.count)),
+    Heard(sig.CameDue, CAME_LATE, _log, lambda s: float(s.late)),
     Heard(sig.Settled, APPLIED, _subscription, lambda s: float(s.applied)),
     Heard(sig.Settled, IGNORED, _subscription, lambda s: float(s.ignored)),
     Heard(sig.Settled, SETTLE_SECONDS, _subscription, lambda s: float(s.seconds)),
@@ -173,7 +179,7 @@ LETTERS = _gauge("redrive_letters", "subscription state reason", "Open letters: 
 LETTER_AGE = _gauge("redrive_letter_age_seconds", "subscription state", "How long the oldest open letter has been one.")
 LETTERS_DUE = _gauge(
     "redrive_letters_due", "subscription",
-    "Letters to be retried now that wait for a breaker, a budget, a limit or for room, among the first 10,000.",
+    "Letters to be retried now that wait for a breaker, a budget, a limit or for room, among 10,000 lanes.",
 )  # fmt: skip
 PARKED_LANES = _gauge("redrive_parked_lanes", "subscription", "Keys with open letters, counted up to 100,000.")
 FULLEST_LANE = _gauge("redrive_fullest_lane_letters", "subscription", "Open letters of the key that has most of them.")
@@ -189,6 +195,7 @@ LOG_AGE = _gauge("redrive_log_age_seconds", "log", "Age of the oldest event that
 REPLAYED = _gauge(
     "redrive_replayed_letters", "result", "Letters of all bulk replays on record: applied, failed, skipped, waiting."
 )
+SCHEDULED_LATE = _gauge("redrive_scheduled_late_seconds", "", "Since when the next scheduled event is due; 0: not yet.")
 WORKERS = _gauge("redrive_workers", "state", "Processes on this store: working, standby, silent, dead.")
 SIGNALS_DROPPED = _gauge(
     "redrive_signals_dropped", "", "Batches of signals that no listener got, since this process started."
@@ -196,7 +203,8 @@ SIGNALS_DROPPED = _gauge(
 
 SCRAPED: tuple[Metric, ...] = (
     STORE_UP, STORE_BYTES, LAG_EVENTS, LAG_SECONDS, SETTLED_AT, LETTERS, LETTER_AGE, LETTERS_DUE, PARKED_LANES,
-    FULLEST_LANE, HALTED, PAUSED, OWNED, REBUILDING, BREAKER_STATE, LOG_POSITION, LOG_AGE, REPLAYED, WORKERS, SIGNALS_DROPPED,
+    FULLEST_LANE, HALTED, PAUSED, OWNED, REBUILDING, BREAKER_STATE, LOG_POSITION, LOG_AGE, SCHEDULED_LATE, REPLAYED,
+    WORKERS, SIGNALS_DROPPED,
 )  # fmt: skip
 
 TOLD: tuple[Metric, ...] = tuple(dict.fromkeys(heard.metric for heard in HEARD))

@@ -19,7 +19,7 @@ from redrive.store.port import Store, StoreTx
 BREAKER_STATES = {State.CLOSED: 0.0, State.PROBING: 1.0, State.OPEN: 2.0}
 COUNT_MAX = 100_000  # events and lanes counted per subscription: seven milliseconds each, and as alarming as more
 
-DUE_MAX = 10_000  # letters looked at for being due: each has to be read
+DUE_MAX = 10_000  # lanes looked at for a head that is due: each has to be read
 
 log = logging.getLogger("redrive")
 
@@ -69,7 +69,7 @@ def _letters(tx: StoreTx, env: Env) -> Iterator[Sample]:
     for name, state, since in tx.sql.all("metrics_letters_held"):
         yield m.LETTER_AGE, (name, state), 0.0 if since is None else max(0.0, now - since)
     for row in tx.progress.all():
-        due, _ = tx.sql.one("doctor_late", {"subscription": row.id, "limit": DUE_MAX, "before": now}) or (0, 0)
+        due = tx.sql.value("metrics_due", {"subscription": row.id, "limit": DUE_MAX, "now": now})
         yield m.LETTERS_DUE, (row.name,), float(due)
     for name, lanes, fullest in tx.sql.all("metrics_lanes", {"limit": COUNT_MAX}):
         yield m.PARKED_LANES, (name,), float(lanes)
@@ -92,6 +92,8 @@ def _logs(tx: StoreTx, env: Env) -> Iterator[Sample]:
 
 def _store(tx: StoreTx, env: Env, lease: float) -> Iterator[Sample]:
     yield m.STORE_BYTES, (), float(tx.sql.value("metrics_bytes"))
+    due_at = (tx.sql.one("scheduled_next") or (None,))[0]
+    yield m.SCHEDULED_LATE, (), 0.0 if due_at is None else max(0.0, env.clock.now() - due_at)
     replayed = tx.sql.one("metrics_replayed") or (0, 0, 0, 0)
     for result, count in zip(("applied", "failed", "skipped", "waiting"), replayed, strict=True):
         yield m.REPLAYED, (result,), float(count)

@@ -70,21 +70,19 @@ class Gate:
 
     # ------------------------------------------------------------ permits
 
-    def take(self) -> Permit | None:
-        """A permit to call, if there is one. From any thread."""
-        if self.stands_open:
-            return _FREE
+    def pass_one(self, ready: deque[Work]) -> Work:
+        """The next work that may be called; IndexError if there is none, or no permit for it. From any thread."""
         if self._is_tripping:
-            return None
+            raise IndexError
+        permit = _FREE if self.stands_open else self._permits.popleft()
         try:
-            return self._permits.popleft()
+            work = ready.popleft()
         except IndexError:
-            return None
-
-    def give_back(self, permit: Permit) -> None:
-        """It was not needed."""
-        if not self.stands_open:
-            self._permits.appendleft(permit)
+            if permit is not _FREE:
+                self._permits.appendleft(permit)
+            raise
+        work.probe = permit.probe
+        return work
 
     def wants(self, ready: int) -> int:
         """How many permits to ask the store for, with so many works ready."""

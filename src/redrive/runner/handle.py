@@ -18,7 +18,7 @@ from redrive.policy import outcome as out
 from redrive.policy.breaker import Breaker
 from redrive.policy.lanes import Head
 from redrive.runner.budget import over_budget
-from redrive.runner.call import attempt, outcome_of, overran
+from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
 from redrive.runner.gate import Gate
@@ -111,24 +111,22 @@ class Handling:
 
     # ------------------------------------------------------------ calling
 
-    def prepare(self, work: Work) -> None:
+    def prepare(self, work: Work) -> Ctx:
         """Give one attempt its context."""
-        duty, event = self.duty, work.event
+        duty, event, edits = self.duty, work.event, 0
         assert event is not None
         if work.head is not None:
             edits = work.head.edits
-        else:
-            edits = duty.edits[work.position][0] if duty.edits and work.position in duty.edits else 0
-        work.ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        elif duty.edits and work.position in duty.edits:
+            edits = duty.edits[work.position][0]
+        work.ctx = ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        return ctx
 
-    def called(self, work: Work, error: BaseException | None) -> None:
+    def called(self, work: Work) -> None:
         """The function returned or raised: this is its outcome."""
-        ctx, work.ctx = work.ctx, None
-        if error is None and not work.timed_out and not ctx.touched:  # the ordinary case, quickly
-            work.outcome = out.APPLIED
-            return
-        if error is None:  # a state that cannot be stored is the function's failure
-            error = attempt(lambda: setattr(work, "effects", ctx.effects()))
+        ctx, error, work.ctx, work.error = work.ctx, work.error, None, None
+        if error is None:
+            work.effects, error = attempt_effects(ctx)
         engine = self.duty.engine
         if work.timed_out and self.duty.subscription.timeout is not None:
             work.outcome, work.effects = overran(self.duty.subscription.timeout), None
@@ -180,10 +178,11 @@ class Handling:
             hit("round.fenced")
             together: list[Work] = []
             for work in group:
-                if work.follow:
-                    settling.follow(work)
-                elif work.outcome is not out.APPLIED:
-                    self._write_bad(settling, work, result)
+                if work.outcome is not out.APPLIED:
+                    if work.follow:
+                        settling.follow(work)
+                    else:
+                        self._write_bad(settling, work, result)
                 elif work.head is None and not work.alone and (work.effects is None or not isolate):
                     together.append(work)
                 else:

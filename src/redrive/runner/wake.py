@@ -43,17 +43,23 @@ class Wake:
 
 
 async def poll(
-    changed: Callable[[], bool], wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float
-) -> None:
-    """Look for commits of other processes: often while there are some, seldom when idle, never while all are busy."""
+    changed: Callable[[], bool], wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float,
+    *, also: Wake,
+) -> None:  # fmt: skip
+    """Look for commits of other processes: often while there are some, seldom when idle, never while all are busy.
+
+    `also` is rung, too, but that it waits is no reason to look.
+    """
     while True:
         if not _anybody_waits(wakes):  # whoever works looks for itself, and is not disturbed
             resting.clear()
             await resting.wait()
-        await _look_until_all_are_busy(changed, wakes, low, high)
+        await _look_until_all_are_busy(changed, wakes, low, high, also)
 
 
-async def _look_until_all_are_busy(changed: Callable[[], bool], wakes: Iterable[Wake], low: float, high: float) -> None:
+async def _look_until_all_are_busy(
+    changed: Callable[[], bool], wakes: Iterable[Wake], low: float, high: float, also: Wake
+) -> None:
     """A timer that sets itself again: waking a task that sleeps is a second step, a fifth of what being idle costs."""
     loop = asyncio.get_running_loop()
     busy: asyncio.Future[None] = loop.create_future()
@@ -68,7 +74,7 @@ async def _look_until_all_are_busy(changed: Callable[[], bool], wakes: Iterable[
         except StoreError:
             news = False
         if news:
-            for wake in wakes:
+            for wake in (*wakes, also):
                 wake.ring()
         elif not _anybody_waits(wakes):
             busy.set_result(None)

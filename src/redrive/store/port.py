@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redrive.store.letters import Letters
     from redrive.store.log import Logs
     from redrive.store.progress import Progress
-    from redrive.store.sql import Sql
+    from redrive.store.sql import Row, Sql
 
 
 Function = Callable[[Any, Any], Any]  # a projection, and what it is called with
@@ -230,7 +230,7 @@ class Store(Protocol):
         """
         ...
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """Append in a transaction of the user's own, which this store did not begin, or refuse."""
         ...
 

@@ -273,10 +273,10 @@ class PostgresStore:
             finally:
                 self._alone.release()
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """Append in a transaction of the user's own; the log is claimed until it ends."""
         check_off_stage()
-        append_into(given, log, events, self._busy_timeout)
+        return append_into(given, log, events, self._busy_timeout)
 
     def append_group(self, group: list[Appending]) -> None:
         """One durable transaction for many callers; one caller's error is only its own."""

@@ -29,7 +29,7 @@ from redrive.store.log import Logs
 from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
-from redrive.store.sql import Sql, queries_of
+from redrive.store.sql import Row, Sql, queries_of
 from redrive.store.sqlite.connection import (
     BEGIN,
     COMMIT,
@@ -315,7 +315,7 @@ class SqliteStore:
         seen, self._seen_version = self._seen_version, version
         return seen != version
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """No: only one connection may write at a time, and ours could not sync what another one commits."""
         raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
 
