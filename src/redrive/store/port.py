@@ -205,6 +205,14 @@ class Migration(Protocol):
         ...
 
 
+class Bell(Protocol):
+    """Somebody who hears of the commits of others."""
+
+    def tell(self, ring: Callable[[], None] | None) -> None:
+        """Ring, from any thread, when there is news, and at once if there is some already; None: no more."""
+        ...
+
+
 class Store(Protocol):
     """A database that holds logs, progress, letters, state and the user's tables."""
 
@@ -248,6 +256,11 @@ class Store(Protocol):
 
     def changed(self) -> bool:
         """Has another connection committed since the last call? Cheap: asked every millisecond under load."""
+        ...
+
+    @property
+    def bell(self) -> Bell | None:
+        """Who tells when another connection has committed; None: nobody, and it has to be asked."""
         ...
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:

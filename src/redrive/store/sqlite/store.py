@@ -120,6 +120,8 @@ def exists_file(path: str) -> bool:
 class SqliteStore:
     """A file, or `:memory:` for the simulator."""
 
+    bell = None  # nobody tells: a file has to be asked
+
     def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
         self.path = self.url = path
         self._inline = inline
