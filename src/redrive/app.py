@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from redrive.clock import Env
 from redrive.context import Tx
-from redrive.errors import UsageError
+from redrive.errors import CommitRefused, UsageError
 from redrive.event import NewEvent, check_type
 from redrive.observe.signals import Listener
 from redrive.policy.decide import Policy
@@ -173,7 +173,7 @@ class App:
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
-        with self.runtime.store.transaction() as tx:
+        with _refused_in_the_drivers_words(), self.runtime.store.transaction() as tx:
             user = AppTx(tx)
             self.runtime.transacting = _current_task()
             try:
@@ -274,6 +274,15 @@ class App:
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
         return supervised(self.runtime, self._selected(only, exclude), lambda: self._lifespan and self._lifespan(self))
+
+
+@contextmanager
+def _refused_in_the_drivers_words() -> Iterator[None]:
+    """Who writes a row that a constraint refuses hears of it the same way, whenever it is checked."""
+    try:
+        yield
+    except CommitRefused as refused:
+        raise refused.error from None
 
 
 def _current_task() -> asyncio.Task[Any] | None:

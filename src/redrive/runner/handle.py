@@ -7,7 +7,7 @@ one hop to the store per round; workers only call functions and put the outcome 
 from __future__ import annotations
 
 from redrive.context import Ctx
-from redrive.errors import BugError, Fenced, StoreError
+from redrive.errors import BugError, CommitRefused, Fenced, StoreError
 from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
@@ -149,21 +149,32 @@ class Handling:
         return result
 
     def _settle(self, group: list[Work], result: Round) -> None:
-        """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate."""
+        """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate.
+
+        Which one that is may show only at the commit: then its constraints are looked at after each of them.
+        """
         hit("round.called")
         started = self.duty.engine.env.clock.monotonic()
         try:
             settling = self._write(group, result, isolate=False)
         except _Isolate:
-            settling = self._write(group, result, isolate=True)
+            settling = self._write_apart(group, result)
+        except CommitRefused:
+            settling = self._write(group, result, isolate=True, strict=True)
         hit("round.committed")
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
         tell(settling)
 
-    def _write(self, group: list[Work], result: Round, *, isolate: bool) -> Settling:
+    def _write_apart(self, group: list[Work], result: Round) -> Settling:
+        try:
+            return self._write(group, result, isolate=True)
+        except CommitRefused:
+            return self._write(group, result, isolate=True, strict=True)
+
+    def _write(self, group: list[Work], result: Round, *, isolate: bool, strict: bool = False) -> Settling:
         result.clear()
         with self.duty.engine.store.transaction() as tx:
-            settling = Settling(tx, self.duty)
+            settling = Settling(tx, self.duty, strict=strict)
             hit("round.fenced")
             together: list[Work] = []
             for work in group:
