@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Databases:
 class Server:
     """A server that a test may stop, kill and start again; `durable`: with fsync, for tests that kill."""
 
-    def __init__(self, *, durable: bool = False, binaries: Path | None = None) -> None:
+    def __init__(self, *, durable: bool = False, binaries: Path | None = None, settings: Sequence[str] = ()) -> None:
         self._as: dict[str, Any] = {}
         root = os.geteuid() == 0  # what Postgres refuses to run as, and whose folders nobody else may be let into
         self._folder = Path(tempfile.mkdtemp(prefix="redrive-pg-", dir="/tmp" if root else None))
@@ -75,7 +75,7 @@ class Server:
             self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
             os.chown(self._folder, nobody.pw_uid, nobody.pw_gid)
         self._binaries = self._reachable(binaries or _wheel())
-        self._settings = (*_ALWAYS, *(_SAFE if durable else _QUICK))
+        self._settings = (*_ALWAYS, *(_SAFE if durable else _QUICK), *settings)
         self._data = self._folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
