@@ -342,6 +342,7 @@ class Settling:
         assert self._plan is not None
         duty = self.duty
         duty.window.commit(self._plan)
+        duty.settled_at = self.now
         duty.paused = self.paused
         for key, state in self._states:
             duty.remember_state(key, state)
