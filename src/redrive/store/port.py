@@ -137,6 +137,13 @@ class StoreTx(Protocol):
         """
         ...
 
+    def strict(self, function: Function) -> Function:
+        """A function that fails if it leaves behind what a constraint would refuse at the commit.
+
+        Costs a round trip for each call: for those of a transaction whose commit was refused.
+        """
+        ...
+
     def pipelined(self, function: Function) -> Function:
         """A function as `checked` gives it, whose statements need not wait for each other's answers.
 

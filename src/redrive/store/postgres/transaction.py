@@ -11,7 +11,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 
-from redrive.errors import CommitUnknown, StoreError, UsageError
+from redrive.errors import CommitRefused, CommitUnknown, StoreError, UsageError
 from redrive.store.books import Books
 from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
@@ -30,6 +30,9 @@ from redrive.store.sql import Sql
 ENDED = "the transaction was ended from within; nothing more was written"
 FAILED = "a statement failed and was passed over, but Postgres refuses whatever follows it"
 SAVEPOINT = "to go on after an error, put the statement into `with tx.connection.transaction():`"
+
+# Deferred constraints are checked and, by going back, deferred again. Refused: the savepoint of the caller's is undone.
+CHECK = "SAVEPOINT redrive_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO redrive_check; RELEASE redrive_check"
 
 
 class PostgresTx:
@@ -75,8 +78,19 @@ class PostgresTx:
 
         return call
 
+    def strict(self, function: Function) -> Function:
+        """Deferred constraints are checked after each call; one that is broken is the call's own error."""
+
+        def call(subject: Any, tx: Any) -> None:
+            function(subject, tx)
+            self._pipe.drain()
+            if self.connection.status == TransactionStatus.INTRANS:  # else something else is wrong, and will be told
+                self.control(CHECK)
+
+        return call
+
     def pipelined(self, function: Function) -> Function:
-        """The same for a function whose statements are sent without waiting for each, until `answers`."""
+        """As `checked`, for a function whose statements are sent without waiting for each, until `answers`."""
         pipe, call = self._pipe, self.checked(function)
         pipe.begin()
         self._hasty = True
@@ -144,7 +158,9 @@ class PostgresTx:
         except psycopg.Error as error:
             if connection.closed:
                 raise CommitUnknown(f"{url}: COMMIT was sent and no answer came: {error}") from error
-            raise
+            if is_the_world(error):
+                raise
+            raise CommitRefused(url, error) from error
         if said != "COMMIT":
             raise StoreError(f"{url}: COMMIT was answered by {said}; nothing was written")
         self._is_kept = True
