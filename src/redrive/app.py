@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redrive.clock import Env
 from redrive.context import Tx
 from redrive.declare import Declarations
-from redrive.errors import UsageError
+from redrive.errors import CommitRefused, UsageError
 from redrive.event import NewEvent
 from redrive.observe.signals import Listener
 from redrive.policy.retry import tuned
@@ -75,7 +75,7 @@ class App(Declarations):
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
-        with self.runtime.store.transaction() as tx:
+        with _refused_in_the_drivers_words(), self.runtime.store.transaction() as tx:
             user = AppTx(tx)
             self.runtime.transacting = _current_task()
             try:
@@ -170,6 +170,15 @@ class App(Declarations):
         from redrive.watch import serving  # with a web server behind it
 
         return serving(self)
+
+
+@contextmanager
+def _refused_in_the_drivers_words() -> Iterator[None]:
+    """Who writes a row that a constraint refuses hears of it the same way, whenever it is checked."""
+    try:
+        yield
+    except CommitRefused as refused:
+        raise refused.error from None
 
 
 def _current_task() -> asyncio.Task[Any] | None:

@@ -17,6 +17,7 @@ import psycopg
 from script import Said, script
 
 from redrive import App, Ignore, Reject, retry
+from redrive.clock import Env
 from redrive.context import Ctx, Tx
 from redrive.errors import StoreError
 from redrive.event import Event
@@ -93,9 +94,9 @@ def row(event: Event[Any]) -> dict[str, Any]:
     return {"id": event.id, "key": event.key, "key_seq": event.data["key_seq"], "cents": event.data["cents"]}
 
 
-def build(path: str, flakes: str, fixed: bool = False, signals: str = "") -> App:
+def build(path: str, flakes: str, fixed: bool = False, signals: str = "", machine: str = "") -> App:
     """The app; nothing is opened yet."""
-    app = App(path)
+    app = App(path, env=Env(owner=f"{machine}|its boot|its pids|1|1|1", boot="its boot") if machine else None)
     functions = Functions(flakes, fixed)
     add_projections(app, functions)
     add_handlers(app, functions)
@@ -180,10 +181,20 @@ class Hearing:
 
 
 def work(
-    path: str, flakes: str, *, fixed: bool = False, until_idle: bool = False, signals: str = "", stop_at: str = ""
+    path: str,
+    flakes: str,
+    *,
+    fixed: bool = False,
+    until_idle: bool = False,
+    signals: str = "",
+    stop_at: str = "",
+    machine: str = "",
 ) -> None:
-    """A worker process; `stop_at` is a failpoint, with the number of the hit, at which it falls asleep."""
-    app = build(path, flakes, fixed, signals)
+    """A worker process; `stop_at` is a failpoint, with the number of the hit, at which it falls asleep.
+
+    `machine`: it believes to be on this one, so that nobody here can tell whether its process lives.
+    """
+    app = build(path, flakes, fixed, signals, machine)
     if stop_at:
         name, _, at = stop_at.partition(":")
         # To this very thread: the process as a whole would fall asleep a moment later, inside a transaction.

@@ -45,6 +45,7 @@ class Gate:
         self._limit = subscription.limit
         self._permits: deque[Permit] = deque()
         self._told: State = State.CLOSED
+        self._fed: Breaker | None = None  # how it stands when the transaction at hand has committed
         self._streak = 0  # calls in a row that blamed the dependency and are not settled yet
         self._ask_at = self._ramp_until = 0.0  # on the monotonic clock: asking earlier would be in vain
 
@@ -182,24 +183,26 @@ class Gate:
                 self._ask_at = 0.0
             self._learn(found, self.duty.engine.env.clock.now())
 
-    def feed(self, settling: Settling, group: Sequence[Work]) -> Breaker | None:
-        """Tell the breaker what came of these calls, in the transaction that settles them; how it stands then."""
+    def feed(self, settling: Settling, group: Sequence[Work]) -> None:
+        """Tell the breaker what came of these calls, in the transaction that settles them."""
+        self._fed = None
         if self.rule is None:
-            return None
+            return
         probes = sum(1 for work in group if work.probe)
         answers = [answer for work in group if (answer := self._answer(work)) is not None]
         if not probes and self.breaker.failures == 0 and all(answer.good for answer in answers):
-            return None  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
+            return  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
         tx, duty = settling.tx, self.duty
         before = tx.guards.lock(self.name)
         after = brk.after(before, self.rule, answers, settling.now)
         if probes:
             tx.guards.return_probes(self.name, (duty.member, duty.epoch), probes)
         tx.guards.save(self.name, after)
-        return after
+        self._fed = after
 
-    def fed(self, breaker: Breaker | None, group: Sequence[Work], now: float) -> None:
+    def fed(self, group: Sequence[Work], now: float) -> None:
         """That was committed."""
+        breaker = self._fed
         for work in group:
             work.probe = False
         self._streak = 0

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from redrive.context import Ctx
-from redrive.errors import BugError, Fenced, StoreError
+from redrive.errors import BugError, CommitRefused, Fenced, StoreError
 from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
-from redrive.policy.breaker import Breaker
 from redrive.policy.lanes import Head
 from redrive.runner.budget import over_budget
 from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
@@ -158,23 +157,34 @@ class Handling:
         return result
 
     def _settle(self, group: list[Work], result: Round) -> None:
-        """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate."""
+        """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate.
+
+        Which one that is may show only at the commit: then its constraints are looked at after each of them.
+        """
         hit("round.called")
         started = self.duty.engine.env.clock.monotonic()
         try:
-            settling, breaker = self._write(group, result, isolate=False)
+            settling = self._write(group, result, isolate=False)
         except _Isolate:
-            settling, breaker = self._write(group, result, isolate=True)
+            settling = self._write_apart(group, result)
+        except CommitRefused:
+            settling = self._write(group, result, isolate=True, strict=True)
         hit("round.committed")
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
         tell(settling)
         if self.gate is not None:
-            self.gate.fed(breaker, group, settling.now)
+            self.gate.fed(group, settling.now)
 
-    def _write(self, group: list[Work], result: Round, *, isolate: bool) -> tuple[Settling, Breaker | None]:
+    def _write_apart(self, group: list[Work], result: Round) -> Settling:
+        try:
+            return self._write(group, result, isolate=True)
+        except CommitRefused:
+            return self._write(group, result, isolate=True, strict=True)
+
+    def _write(self, group: list[Work], result: Round, *, isolate: bool, strict: bool = False) -> Settling:
         result.clear()
         with self.duty.engine.store.transaction() as tx:
-            settling = Settling(tx, self.duty)
+            settling = Settling(tx, self.duty, strict=strict)
             hit("round.fenced")
             together: list[Work] = []
             for work in group:
@@ -189,10 +199,11 @@ class Handling:
                     self._write_good(settling, work, result)
             self._write_together(settling, together)
             hit("round.effects")
-            breaker = None if self.gate is None else self.gate.feed(settling, group)
+            if self.gate is not None:
+                self.gate.feed(settling, group)
             settling.finish()
             hit("round.before_commit")
-        return settling, breaker
+        return settling
 
     def _write_together(self, settling: Settling, works: list[Work]) -> None:
         """The ordinary case: nobody fails. If one does, all of it is written again, one by one."""

@@ -23,7 +23,7 @@ from redrive.runner.duty import Duty, Engine
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
 from redrive.runner.roster import Roster
 from redrive.runner.scheduling import Scheduler
-from redrive.runner.wake import Wake, poll
+from redrive.runner.wake import Wake, watch
 from redrive.store.port import Subscribed
 from redrive.subscription import Subscription
 
@@ -93,10 +93,9 @@ class Supervisor:
     async def run(self, *, until_idle: bool = False) -> None:
         """Until stopped, or until nothing is left to do."""
         settings = self.engine.settings
-        store = self.engine.store
-        poller = asyncio.create_task(
-            poll(
-                store.changed, self.wakes.values(), self._resting, settings.poll_min, settings.poll_max,
+        watcher = asyncio.create_task(
+            watch(
+                self.engine.store, self.wakes.values(), self._resting, settings.poll_min, settings.poll_max,
                 also=self.scheduler.wake,
             )
         )  # fmt: skip
@@ -112,9 +111,9 @@ class Supervisor:
             await self._stop_asked.wait()
             await self._wind_down(keepers)
         finally:
-            for task in (poller, beating, scheduling, *keepers):
+            for task in (watcher, beating, scheduling, *keepers):
                 task.cancel()
-            await asyncio.gather(poller, beating, scheduling, *keepers, return_exceptions=True)
+            await asyncio.gather(watcher, beating, scheduling, *keepers, return_exceptions=True)
             with suppress(TimeoutError):  # a function may hang where writing happens
                 await asyncio.wait_for(self._quietly(self.roster.leave), LEAVE_SECONDS_MAX)
 

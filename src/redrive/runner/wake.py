@@ -1,11 +1,13 @@
-"""Waking: the same process at once, another process by polling that slows down when nothing happens."""
+"""Waking: the same process at once; another process as soon as the store tells, or by asking it again and again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from redrive.errors import StoreError
+from redrive.store.port import Bell, Store
 
 
 class Wake:
@@ -40,6 +42,42 @@ class Wake:
                 if handle is not None:
                     handle.cancel()
         self._event.clear()
+
+
+async def watch(
+    store: Store, wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float, *, also: Wake
+) -> None:
+    """Wake everybody when another process has committed, until cancelled."""
+    bell = store.bell
+    if bell is None:
+        await poll(store.changed, wakes, resting, low, high, also=also)
+    else:
+        await listen(bell, [*wakes, also])
+
+
+async def listen(bell: Bell, wakes: Iterable[Wake]) -> None:
+    """Wake everybody when it rings."""
+    loop = asyncio.get_running_loop()
+    rung = False
+
+    def ring() -> None:  # from the thread that listens
+        nonlocal rung
+        if not rung:
+            rung = True
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(wake_all)
+
+    def wake_all() -> None:
+        nonlocal rung
+        rung = False  # before anybody looks: what comes later is news
+        for wake in wakes:
+            wake.ring()
+
+    bell.tell(ring)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        bell.tell(None)
 
 
 async def poll(

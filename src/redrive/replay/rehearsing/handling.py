@@ -20,7 +20,7 @@ from redrive.replay.rehearsing.cast import Lane, Run, cannot
 from redrive.replay.rehearsing.scene import HOLD_MAX, TOO_LONG, Emitted, PlayAgain, Scene
 from redrive.replay.rehearsing.threads import start_thread
 from redrive.runner.call import attempt, attempt_effects, attempt_works, overran
-from redrive.runner.settle import StateConflict
+from redrive.runner.settle import StateConflict, run_statements
 from redrive.store.port import LetterRow, StoreTx
 from redrive.store.rehearsing import ON_STAGE
 from redrive.store.scheduled import is_scheduled
@@ -224,8 +224,7 @@ class Handling(Scene):
     def _effects(self, tx: StoreTx, called: Called, emitted: list[tuple[str, str]]) -> None:
         effects, position = called.effects, called.letter.position
         assert effects is not None
-        for sql, parameters in effects.statements:
-            tx.execute(sql, parameters)
+        tx.strict(run_statements)(effects.statements, tx)
         emitted += [(one.log, one.event.type) for one in effects.emissions if self.emit(tx, position, one)]
         if effects.state is not None:
             key, version, data = effects.state

@@ -63,7 +63,7 @@ class Projecting(Scene):
             return known
         user.event = event
         tx.savepoint()
-        error = attempt(tx.checked(self._function), event, user)
+        error = attempt(tx.checked(tx.strict(self._function)), event, user)
         self.keep(tx, letter, error)
         if error is None:
             return self.judge(letter, out.APPLIED)
