@@ -26,7 +26,7 @@ from redrive.testing.servers import Databases
 
 WRITTEN_AT_ONCE = 500
 SECONDS_MAX = 120.0  # until the last event is applied
-PGQUEUER_BATCH = 100  # its guide: more than 10 when jobs are short
+PGQUEUER_BATCH = 200  # its guide: more than 10 when jobs are short
 PROCRASTINATE_JOBS = 30  # at a time; the figure of its guide
 
 
