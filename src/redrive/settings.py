@@ -59,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
     window_max: Count = 2_000  # events per subscription read and not yet settled; bounds memory and crash re-runs
     lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk
-    poll_min: Seconds = duration("1ms")  # how soon to look for another process's events while there are many
+    poll_min: Seconds = duration("1ms")  # how soon to look for others' events while there are many; Postgres tells
     poll_max: Seconds = duration("50ms")  # the same when idle; shorter would cost over one percent of a core
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
