@@ -220,8 +220,8 @@ def test_an_endless_answer_is_cut_off_and_its_status_counts(server: HttpServer) 
 
 def test_no_more_of_an_answer_is_kept_than_the_limit(server: HttpServer) -> None:
     async def ask() -> Any:
-        sink = hook(server)
-        answer = await sink.request("POST", sink._url, {})
+        sink = hook(server, timeout="100s")
+        answer = await asyncio.wait_for(sink.request("POST", sink._url, {}), 20)
         await sink.close()
         return answer
 

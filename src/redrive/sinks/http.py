@@ -69,7 +69,7 @@ class NoAnswer(TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. `complete` is False where the body was cut, endless or late."""
+    """What came back. `headers` are found in any case; `complete` is False where the body was cut, endless or late."""
 
     status: int
     headers: Mapping[str, str]

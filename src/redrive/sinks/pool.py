@@ -87,8 +87,7 @@ class Pool:
                 method, url, headers=headers, data=body or None, allow_redirects=False
             ) as response:
                 received, complete = await _read(response)
-                names = {name.lower(): text for name, text in response.headers.items()}
-                return Answer(response.status, names, received, complete)
+                return Answer(response.status, response.headers, received, complete)
         except TimeoutError:
             raise NoAnswer(f"{address.origin} did not answer within {show_duration(self._timeout)}") from None
         except (aiohttp.ClientError, OSError) as error:
