@@ -186,14 +186,27 @@ def rows_of(page: str, heading: str) -> set[str]:
         (redrive.conflicts, "retries-and-letters.md", "| option of `conflicts` |"),
         (redrive.rules, "retries-and-letters.md", "| option of `rules` |"),
         (redrive.App, "embedding.md", "| option of `App` |"),
+        (redrive.App.deliver, "delivery.md", "| option of `deliver` |"),
+        (redrive.breaker, "delivery.md", "| option of `breaker` |"),
         (redrive.webhook, "delivery.md", "| option of `webhook` |"),
         *((sink, "delivery.md", f"| option of `{sink.__name__}` |") for sink in SINKS),
     ],
-    ids=["on", "projection", "retry", "conflicts", "rules", "App", "webhook", *(sink.__name__ for sink in SINKS)],
+    ids=[
+        "on",
+        "projection",
+        "retry",
+        "conflicts",
+        "rules",
+        "App",
+        "deliver",
+        "breaker",
+        "webhook",
+        *(sink.__name__ for sink in SINKS),
+    ],
 )
 def test_the_table_of_options_is_exactly_the_signature(function: Callable[..., Any], page: str, heading: str) -> None:
     known = set(options(function))
-    if function.__qualname__.startswith("App."):
+    if function.__qualname__.startswith("Declarations."):
         known -= {"source"}  # the log, which is spoken of above the table
     assert rows_of(page, heading) == known
 

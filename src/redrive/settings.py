@@ -16,14 +16,18 @@ import msgspec
 from msgspec import Meta
 
 from redrive.errors import UsageError
-from redrive.units import duration, show_duration, size
+from redrive.units import address, duration, rate, show_duration, size
 
-# Written with a unit in the file and the environment ("10s", "8KiB"); plain numbers in the program.
+# Written with a unit in the file and the environment ("10s", "8KiB", "50/s"); plain numbers in the program.
 Seconds = Annotated[float, "duration", Meta(gt=0)]
 Lease = Annotated[float, "duration", Meta(ge=0.1)]  # shorter, and a busy machine loses what it owns for no reason
+Rate = Annotated[float, "rate", Meta(gt=0)]
 Bytes = Annotated[int, "size", Meta(ge=256)]
 Count = Annotated[int, Meta(ge=1)]
 Globs = tuple[Annotated[str, Meta(min_length=1)], ...]  # in the environment: separated by commas
+Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=100)]
+Reference = Annotated[str, Meta(pattern=r"^[\w.]+:[\w.]+$")]
+Address = Annotated[str, "address"]  # HOST:PORT, or "off"
 Profile = Literal["development", "staging", "production"]
 
 
@@ -41,25 +45,34 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
+class LetterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Overrides of the rules which failed events become dead letters; what is None stays as the code says."""
+
+    discard: Patterns | None = None  # types, globs or /regular expressions/ whose letters are dropped; asked first
+    keep: Patterns | None = None  # the same for letters that are kept; asked second
+    keep_if: Reference | None = None  # MODULE:FUNCTION of the letter that answers True or False; asked last
+
+
 class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Overrides for one subscription; what is None stays as the code says."""
 
     concurrency: Count | None = None  # events of different keys that run side by side
     timeout: Seconds | None = None  # how long one call of the function may take
     retry: RetrySettings = RetrySettings()
+    letters: LetterSettings = LetterSettings()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine runs with. Durations are in seconds."""
 
     store: str | None = None  # path or URL of the store; a relative path starts at the working directory
-    profile: Profile = "development"  # which [profiles.NAME] table is laid over the rest of the file
+    profile: Profile = "development"  # built-in defaults, and which [profiles.NAME] table is laid over the file
     lease: Lease = duration("10s")  # how long a silent owner keeps a subscription; also the longest take-over
     batch_max: Count = 1_000  # events a projection applies per transaction; beyond it commits cost next to nothing
     batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
     window_max: Count = 2_000  # events per subscription read and not yet settled; bounds memory and crash re-runs
     lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk
-    poll_min: Seconds = duration("1ms")  # how soon to look for another process's events while there are many
+    poll_min: Seconds = duration("1ms")  # how soon to look for others' events while there are many; Postgres tells
     poll_max: Seconds = duration("50ms")  # the same when idle; shorter would cost over one percent of a core
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
@@ -67,14 +80,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
     settle_max: Count = 1_000  # handler results settled per transaction; bounds how long it holds the write lock
     crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried
+    retry_budget: Rate = 100.0  # retries a second on one dependency, of all workers; first attempts are not counted
+    retry_budget_over: Literal["wait", "bury"] = "wait"  # what happens to retries that the budget does not cover
+    retry_budget_jitter: Annotated[float, Meta(ge=0, le=10)] = 1.0  # share by which such a wait may grow, by chance
     halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
+    http: Address = "127.0.0.1:9464"  # where `run` answers /metrics and health checks; this machine alone by default
     log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
     error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
     redact: Globs = ("*password*", "*secret*", "*token*", "*authorization*")  # fields of payloads that are never shown
+    track_memory_max: Bytes = size("64MiB")  # tracked events that wait in memory; beyond it the newest are lost
+    spool: str | None = None  # folder for tracked events while the store is away; not set: beside the store's file
+    spool_max: Bytes = size("100MiB")  # all spool files of a store on this machine; a full disk would harm others
     subscriptions: dict[str, SubscriptionSettings] = {}
 
 
+# What a profile means by itself, where somebody names it. A developer wants to see a failure now; in production
+# nothing is given up because of a dependency that is down, and fewer retries, spread wider, let it come back.
+PROFILES: dict[str, dict[str, Any]] = {
+    "development": {"retry_budget": rate("1000/s"), "retry_budget_over": "bury", "retry_budget_jitter": 0.5},
+    "staging": {"retry_budget": rate("100/s"), "retry_budget_over": "wait", "retry_budget_jitter": 1.0},
+    "production": {"retry_budget": rate("50/s"), "retry_budget_over": "wait", "retry_budget_jitter": 1.5},
+}
+
+_TABLES: dict[str, Any] = {"retry": RetrySettings, "letters": LetterSettings}  # of a subscription
 _CODE_ONLY = ("order", "key_by", "types", "start", "partitions")
 # Not options: the file itself, knobs of the test suite, and the variables that Kubernetes sets in every
 # pod beside a service called "redrive".
@@ -109,7 +138,10 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> tuple[Settin
     """
     variables = _read_environment(environ)
     in_file = {} if path is None else _read_file(path, variables)
-    found = in_file | variables
+    named, _ = (in_file | variables).get(("profile",), (None, ""))
+    defaults = {} if named is None else PROFILES[named]
+    built_in: _Found = {(name,): (value, f"built-in [profiles.{named}]") for name, value in defaults.items()}
+    found = built_in | in_file | variables
     settings = _build({name: value for name, (value, _) in found.items()})
     origins = {name: "built-in" for name in Settings.__struct_fields__ if name != "subscriptions"}
     origins |= {".".join(name): origin for name, (_, origin) in found.items()}
@@ -176,8 +208,8 @@ def _leaves(table: Any, shape: Any, above: _Path, origin: str, *, from_text: boo
         if key == "subscriptions":
             for subscription, overrides in _table(value, name, origin).items():
                 found |= _leaves(overrides, SubscriptionSettings, (*name, subscription), origin, from_text=from_text)
-        elif key == "retry":
-            found |= _leaves(value, RetrySettings, name, origin, from_text=from_text)
+        elif key in _TABLES:
+            found |= _leaves(value, _TABLES[key], name, origin, from_text=from_text)
         else:
             found[name] = (_convert(value, hints[key], name, origin, from_text), origin)
     return found
@@ -192,17 +224,25 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
             raise ValueError(f"expected one of {', '.join(get_args(hint))}")
         if "duration" in units:
             value = duration(value)
+        if "address" in units:
+            value = address(value)
+        if "rate" in units:
+            value = rate(value)
         if "size" in units and isinstance(value, str) and not value.isdecimal():
             value = size(value)
-        if get_origin(hint) is tuple and from_text:
+        if from_text and _is_list(hint):
             value = [part.strip() for part in value.split(",")]
         return msgspec.convert(value, hint, strict=not from_text)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{origin}: `{'.'.join(name)}`: {error} (found {value!r})") from error
 
 
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple or any(_is_list(part) for part in get_args(hint) if get_origin(hint) is not tuple)
+
+
 def marks(hint: Any) -> Iterator[str]:
-    """What a type says of its values beside its kind: `duration`, `size`."""
+    """What a type says of its values beside its kind: `duration`, `rate`, `size`."""
     for part in (*get_args(hint), *getattr(hint, "__metadata__", ())):
         if isinstance(part, str):
             yield part
@@ -215,9 +255,10 @@ def _build(values: Mapping[_Path, Any]) -> Settings:
     subscriptions = {}
     for subscription in dict.fromkeys(name[1] for name in values if name[0] == "subscriptions"):
         mine = {name[2:]: value for name, value in values.items() if name[:2] == ("subscriptions", subscription)}
-        retry = RetrySettings(**{name[1]: value for name, value in mine.items() if name[0] == "retry"})
         rest = {name[0]: value for name, value in mine.items() if len(name) == 1}
-        subscriptions[subscription] = SubscriptionSettings(retry=retry, **rest)
+        for key, shape in _TABLES.items():
+            rest[key] = shape(**{name[1]: value for name, value in mine.items() if name[0] == key and len(name) > 1})
+        subscriptions[subscription] = SubscriptionSettings(**rest)
     return Settings(subscriptions=subscriptions, **top)
 
 
@@ -249,6 +290,9 @@ def _unknown(name: str, key: str, known: Iterable[str], origin: str) -> NoReturn
 
     near = difflib.get_close_matches(key, known := list(known), n=1, cutoff=0.6)
     hint = f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(known)}"
-    for shape, table in ((SubscriptionSettings, "[subscriptions.NAME]"), (RetrySettings, "[subscriptions.NAME.retry]")):
+    for shape, table in (
+        (SubscriptionSettings, "[subscriptions.NAME]"),
+        *((shape, f"[subscriptions.NAME.{name}]") for name, shape in _TABLES.items()),
+    ):
         hint = f"it belongs in a table {table}" if key in shape.__struct_fields__ else hint
     raise UsageError(f"{origin}: unknown option `{name}`; {hint}")

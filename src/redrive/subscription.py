@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from redrive.errors import BadKey, EventError, UsageError
 from redrive.event import Event, check_key
+from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
+from redrive.policy.limiter import Bucket
 from redrive.policy.patterns import matches
+from redrive.policy.rules import Rules, overruled, written
+from redrive.settings import LetterSettings
+
+if TYPE_CHECKING:
+    from redrive.sinks.port import Sink
 
 Order = Literal["key", "none", "total"]
 KeyBy = str | Callable[[Event[Any]], str | None] | None
@@ -22,7 +30,7 @@ class Subscription:
     """One function on one log. Identity is the name; everything else may change under the rules of `enroll`."""
 
     name: str
-    kind: Literal["projection", "handler"]
+    kind: Literal["projection", "handler", "delivery"]
     function: Callable[..., Any]
     source: str
     types: tuple[str, ...] = ()
@@ -37,6 +45,9 @@ class Subscription:
     tables: Mapping[str, str | None] = field(default_factory=dict)
     on_error: Callable[[Event[Any], BaseException], Any] | None = None
     arguments: int = 2
+    breaker: Rule | None = None
+    limit: Bucket | None = None
+    sink: Sink | None = None  # of a delivery
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 
@@ -98,3 +109,27 @@ def count_arguments(function: Callable[..., Any], shape: str) -> int:
     if extra or len(required) > 2 or not positional or (len(required) < 2 and len(positional) > 2):
         raise UsageError(f"{name} takes {len(required) or len(positional)} arguments; write def {name}{shape}")
     return 2 if len(positional) >= 2 else 1
+
+
+def overruled_letters(rules: Rules, said: LetterSettings, where: str) -> Rules:
+    """Which failed events become dead letters: as the settings say, and else as the code does."""
+    return overruled(
+        rules,
+        None if said.discard is None else written(f"{where}.discard`", said.discard),
+        None if said.keep is None else written(f"{where}.keep`", said.keep),
+        None if said.keep_if is None else _function(f"{where}.keep_if`", said.keep_if),
+    )
+
+
+def _function(option: str, reference: str) -> Callable[[Any], bool]:
+    """MODULE:FUNCTION; whoever writes the settings file chooses what runs, as whoever writes the program does."""
+    module, _, name = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{option}: there is no {reference}: {error}") from error
+    if not callable(found):
+        raise UsageError(f"{option}: {reference} is no function: it takes the letter and answers True or False")
+    return found  # type: ignore[no-any-return]

@@ -153,6 +153,7 @@ def add_handlers(app: App, functions: Functions) -> None:
             ctx.state["cents"] = ctx.state.get("cents", 0) + event.data["cents"]
             ctx.state["events"] = ctx.state.get("events", 0) + 1
         ctx.emit(app.log("receipts"), "charged", event.data)
+        ctx.emit(app.log("reminders"), "late", event.data, after="5ms")
         ctx.execute(insert("charge"), row(event))
         await asyncio.sleep(0)
         functions.meet("charge", event)
@@ -218,10 +219,11 @@ def accepted(app: App, orders: Any, event: Said) -> bool:
 
 
 def say(app: App, orders: Any, event: Said) -> None:
-    """Append; every fifth together with a write of the producer's own."""
+    """Append; every fifth together with a write of the producer's own, and with a reminder."""
     if event.n % 5 == 0:
         with app.transaction() as tx:
             tx.execute("INSERT INTO sent VALUES (:n) ON CONFLICT DO NOTHING", {"n": event.n})
             orders.append(event.type, event.data, key=event.key, id=event.id, tx=tx)
+            app.log("reminders").append("said", event.data, id=event.id, after="1ms", tx=tx)
     else:
         orders.append(event.type, event.data, key=event.key, id=event.id)

@@ -355,7 +355,7 @@ def test_the_url_itself_is_well_if_it_answers_anything_but_later(server: HttpSer
         {"url": "http://[::1]/", "allow_private": False},
         {"url": lambda event: "", "probe_method": "HEAD"},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )
 def test_what_cannot_work_is_refused_at_the_start(options: dict[str, Any]) -> None:
     given = {"url": "https://example.com/hook", "name": "crm", **options}

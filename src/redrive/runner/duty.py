@@ -30,6 +30,7 @@ from redrive.store.identity import identity
 from redrive.store.letters import WAS_OPEN
 from redrive.store.port import LetterRow, StoreTx, Subscribed
 from redrive.store.progress import member_of
+from redrive.store.scheduled import is_scheduled
 from redrive.store.sql import Row
 from redrive.subscription import Subscription
 from redrive.types import EventTypes
@@ -74,11 +75,13 @@ class Work(msgspec.Struct, eq=False):
     outcome: Outcome | None = None
     effects: Effects | None = None
     ctx: Any = None
+    error: BaseException | None = None  # what the call raised, until it is an outcome
     started: float = 0.0
     timed_out: bool = False
     follow: bool = False  # queue behind the head of the lane
     chained: bool = False  # one of several followers; the last one frees the lane
     alone: bool = False  # runs behind an in-flight mark
+    probe: bool = False  # let through a breaker that is probing
     earlier: tuple[Tried, ...] = ()  # attempts of the same transaction: failed, and the next was not to wait
 
 
@@ -224,6 +227,11 @@ class Duty:
                 found = tx.keyed.get(self.id, key)
             self.remember_state(key, found)
         return found
+
+    def is_scheduled(self, log: str, id: str) -> bool:
+        """Does this event wait for its time? Settling looks again."""
+        with self.engine.store.reading() as tx:
+            return is_scheduled(tx.sql, log, id)
 
     def remember_state(self, key: str, state: tuple[int, bytes]) -> None:
         """Keep a committed state in memory."""

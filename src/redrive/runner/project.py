@@ -461,9 +461,7 @@ class Projector:
 
     # ------------------------------------------------------------ helpers
 
-    def _emit(
-        self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, headers: Any, expected_version: int | None
-    ) -> None:
+    def _emit(self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, **how: Any) -> str:
         duty = self.duty
         if not duty.durable:
             self._escalating = True
@@ -474,10 +472,9 @@ class Projector:
         chosen = duty.work(event).key if key is SAME_KEY else key
         self._ordinal = self._ordinal + 1 if self._emitted is event else 0
         self._emitted = event
-        emission = duty.emitter.make(
-            event, self._ordinal, log, type, data, key=chosen, headers=headers, expected_version=expected_version
-        )
+        emission = duty.emitter.make(event, self._ordinal, log, type, data, key=chosen, **how)
         self._settling.emit(event.position, emission)
+        return emission.event.id
 
     def _after(self, settling: Settling, started: float) -> None:
         """Committed. A dead letter is announced only when it survives a power cut, and nothing overtakes it."""

@@ -15,7 +15,7 @@ from typing import Any
 from redrive import cloudevents
 from redrive.errors import UsageError
 from redrive.event import Event
-from redrive.sinks.batching import batch_options, prepare, raise_failed
+from redrive.sinks.batching import batch_options, prepare
 from redrive.sinks.port import Sink
 from redrive.sinks.rotation import LineFile, rotation
 
@@ -25,6 +25,8 @@ BATCH_MAX = 500  # lines per write: the cost of a write or a sync is shared, and
 class Lines(Sink):
     """What both have in common: a block of whole lines is written by a thread, one block at a time."""
 
+    whole = True
+
     def __init__(self, name: str, source: str | None, batch_max: int) -> None:
         super().__init__(name)
         self.batch_max, _ = batch_options(batch_max, 0)
@@ -32,17 +34,17 @@ class Lines(Sink):
         self._writing = threading.Lock()  # a send that was given up goes on in its thread, and the next one waits
 
     async def send(self, events: Sequence[Event[Any]]) -> None:
-        """Write them all, or none; but one that has no line fails alone."""
+        """Write them all, or none."""
         if events:
             await asyncio.to_thread(self._send, events)
 
     def _send(self, events: Sequence[Event[Any]]) -> None:
         source = cloudevents.source_of(self.log) if self._source is None else self._source
         lines, errors = prepare(events, lambda event: cloudevents.encode(event, source) + b"\n")
-        if lines:
-            with self._writing:
-                self._write(b"".join([line for _, line in lines]))
-        raise_failed(errors, len(events))
+        if errors:
+            raise next(iter(errors.values()))
+        with self._writing:
+            self._write(b"".join([line for _, line in lines]))
 
     def _write(self, block: bytes) -> None:
         raise UsageError(f"{type(self).__name__} has no _write(block)")

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from redrive.event import NewEvent
     from redrive.store.books import Books
+    from redrive.store.guards import Guards
     from redrive.store.keyed import Keyed
     from redrive.store.letters import Letters
     from redrive.store.log import Logs
     from redrive.store.progress import Progress
-    from redrive.store.sql import Sql
+    from redrive.store.sql import Row, Sql
 
 
 Function = Callable[[Any, Any], Any]  # a projection, and what it is called with
@@ -114,6 +115,7 @@ class StoreTx(Protocol):
     progress: Progress
     letters: Letters
     keyed: Keyed
+    guards: Guards
     books: Books
 
     @property
@@ -203,6 +205,14 @@ class Migration(Protocol):
         ...
 
 
+class Bell(Protocol):
+    """Somebody who hears of the commits of others."""
+
+    def tell(self, ring: Callable[[], None] | None) -> None:
+        """Ring, from any thread, when there is news, and at once if there is some already; None: no more."""
+        ...
+
+
 class Store(Protocol):
     """A database that holds logs, progress, letters, state and the user's tables."""
 
@@ -228,7 +238,7 @@ class Store(Protocol):
         """
         ...
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """Append in a transaction of the user's own, which this store did not begin, or refuse."""
         ...
 
@@ -246,6 +256,11 @@ class Store(Protocol):
 
     def changed(self) -> bool:
         """Has another connection committed since the last call? Cheap: asked every millisecond under load."""
+        ...
+
+    @property
+    def bell(self) -> Bell | None:
+        """Who tells when another connection has committed; None: nobody, and it has to be asked."""
         ...
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:

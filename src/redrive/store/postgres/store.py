@@ -215,13 +215,21 @@ class PostgresStore:
     def changed(self) -> bool:
         """Has anything been appended, or asked of an owner, since the last call?"""
         if self._writer is not None:
-            if self._listener is None:  # not for those who only append, or look
-                self._listener = Listener(self._open, self._look_seconds)
-            return self._listener.changed()
+            return self._hear().changed()
         with self.reading() as tx:
             pulse = tx.sql.one("pg_pulse")
         seen, self._seen_pulse = self._seen_pulse, pulse
         return seen != pulse
+
+    @property
+    def bell(self) -> Listener | None:
+        """The thread that listens: it knows at once."""
+        return None if self._writer is None else self._hear()
+
+    def _hear(self) -> Listener:
+        if self._listener is None:  # not for those who only append
+            self._listener = Listener(self._open, self._look_seconds)
+        return self._listener
 
     def inside_transaction(self) -> bool:
         """Does this thread hold a transaction of the store?"""
@@ -273,10 +281,10 @@ class PostgresStore:
             finally:
                 self._alone.release()
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """Append in a transaction of the user's own; the log is claimed until it ends."""
         check_off_stage()
-        append_into(given, log, events, self._busy_timeout)
+        return append_into(given, log, events, self._busy_timeout)
 
     def append_group(self, group: list[Appending]) -> None:
         """One durable transaction for many callers; one caller's error is only its own."""

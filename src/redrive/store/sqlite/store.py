@@ -22,13 +22,14 @@ from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.books import Books
 from redrive.store.groups import Done, append_group, run_here
+from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
 from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
-from redrive.store.sql import Sql, queries_of
+from redrive.store.sql import Row, Sql, queries_of
 from redrive.store.sqlite.connection import (
     BEGIN,
     COMMIT,
@@ -74,6 +75,7 @@ class SqliteTx:
         self.progress = Progress(self.sql)
         self.letters = Letters(self.sql)
         self.keyed = Keyed(self.sql)
+        self.guards = Guards(self.sql)
         self.books = Books(self.sql)
 
     def control(self, statement: str) -> None:
@@ -117,6 +119,8 @@ def exists_file(path: str) -> bool:
 
 class SqliteStore:
     """A file, or `:memory:` for the simulator."""
+
+    bell = None  # nobody tells: a file has to be asked
 
     def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
         self.path = self.url = path
@@ -313,7 +317,7 @@ class SqliteStore:
         seen, self._seen_version = self._seen_version, version
         return seen != version
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """No: only one connection may write at a time, and ours could not sync what another one commits."""
         raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
 
