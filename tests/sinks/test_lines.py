@@ -14,9 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from redrive import UsageError, cloudevents
+from redrive.errors import Undecodable
 from redrive.sinks import file, rotation, stdout
 from redrive.testing import make_event
 from tests.sinks.conftest import deliver
@@ -86,6 +88,15 @@ def test_what_is_not_ours_is_never_cut(tmp_path: Path) -> None:
     path.write_bytes(b"my notes\nwithout an end")
     deliver(file(path, name="archive"), *events(1))
     assert path.read_bytes().startswith(b'my notes\nwithout an end\n{"specversion"')
+
+
+def test_an_event_that_has_no_line_keeps_its_batch_out(tmp_path: Path) -> None:
+    """All or nothing: the delivery sends them again one by one, and none overtakes it."""
+    good, bad = events(1, 2)
+    broken = msgspec.structs.replace(bad, headers_raw=b"not json")
+    with pytest.raises(Undecodable):
+        deliver(file(tmp_path / "events.jsonl", name="archive"), good, broken)
+    assert not (tmp_path / "events.jsonl").exists()
 
 
 def test_a_neighbour_that_died_in_the_middle_of_a_line_is_noticed_while_the_file_is_open(tmp_path: Path) -> None:
