@@ -7,15 +7,18 @@ import fcntl
 import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from redrive import UsageError, cloudevents
+from redrive.errors import Undecodable
 from redrive.sinks import file, rotation, stdout
 from redrive.testing import make_event
 from tests.sinks.conftest import deliver
@@ -85,6 +88,15 @@ def test_what_is_not_ours_is_never_cut(tmp_path: Path) -> None:
     path.write_bytes(b"my notes\nwithout an end")
     deliver(file(path, name="archive"), *events(1))
     assert path.read_bytes().startswith(b'my notes\nwithout an end\n{"specversion"')
+
+
+def test_an_event_that_has_no_line_keeps_its_batch_out(tmp_path: Path) -> None:
+    """All or nothing: the delivery sends them again one by one, and none overtakes it."""
+    good, bad = events(1, 2)
+    broken = msgspec.structs.replace(bad, headers_raw=b"not json")
+    with pytest.raises(Undecodable):
+        deliver(file(tmp_path / "events.jsonl", name="archive"), good, broken)
+    assert not (tmp_path / "events.jsonl").exists()
 
 
 def test_a_neighbour_that_died_in_the_middle_of_a_line_is_noticed_while_the_file_is_open(tmp_path: Path) -> None:
@@ -190,25 +202,45 @@ def test_several_processes_may_write_and_rotate_one_file(tmp_path: Path) -> None
 
 
 def test_a_fork_opens_the_file_anew(tmp_path: Path) -> None:
-    """A lock on an inherited file is the parent's lock too."""
+    """A lock on an inherited file is the parent's lock too, and keeps nobody out."""
     path = tmp_path / "events.jsonl"
     lines = rotation.LineFile(path, fsync=False)
     lines.write(b"{}\n")
-    before = lines._fd
+    parents, (ready, tell), (wait, end) = lines._fd, os.pipe(), os.pipe()
+    assert parents is not None
     pid = os.fork()
     if pid == 0:
         lines.write(b"{}\n")
-        assert before is not None
-        try:
-            fcntl.flock(lines._fd or -1, fcntl.LOCK_EX)
-            other = os.open(path, os.O_RDWR)
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        fcntl.flock(lines._fd or -1, fcntl.LOCK_EX)
+        os.write(tell, b"!")
+        os.read(wait, 1)
+        os._exit(0)
+    assert os.read(ready, 1) == b"!"
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(parents, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.write(end, b"!")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        for fd in (ready, tell, wait, end):
+            os.close(fd)
     lines.close()
     assert path.read_bytes() == b"{}\n{}\n"
+
+
+def test_a_disk_that_is_full_leaves_nothing_of_the_batch_behind(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    sink = file(path, name="archive")
+    deliver(sink, *events(1))
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) * 3 + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            deliver(sink, *events(*range(2, 10)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
 
 
 def test_a_lock_that_is_never_given_back_is_an_error_that_passes(
@@ -221,6 +253,27 @@ def test_a_lock_that_is_never_given_back_is_an_error_that_passes(
         with pytest.raises(TimeoutError, match="locked"):
             deliver(file(path, name="archive"), *events(1))
     deliver(file(path, name="archive"), *events(1))
+    assert ids(path) == ["id-1"]
+
+
+def test_a_file_is_not_closed_under_a_write_that_was_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+
+    async def story() -> None:
+        sink = file(path, name="archive")
+        with path.open("ab") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            sending = asyncio.ensure_future(sink.send(events(1)))
+            while not sink._writing.locked():
+                await asyncio.sleep(0)
+            sending.cancel()
+            closing = asyncio.ensure_future(sink.close())
+            done, _ = await asyncio.wait([closing], timeout=0.1)
+            assert not done
+        await closing
+        assert sink._file._fd is None
+
+    asyncio.run(story())
     assert ids(path) == ["id-1"]
 
 
@@ -270,7 +323,10 @@ def test_standard_output_carries_lines_between_those_of_the_program() -> None:
         "print('before')\nasyncio.run(stdout().send([make_event('a', id='x'), make_event('a', id='y')]))\n"
         "print('after')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=buffered, capture_output=True, text=True, check=True, timeout=60
+    )
     before, *lines, after = done.stdout.splitlines()
     assert (before, [json.loads(line)["id"] for line in lines], after) == ("before", ["x", "y"], "after")
 

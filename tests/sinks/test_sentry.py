@@ -75,6 +75,7 @@ def test_a_sentry_below_a_path_is_found(server: HttpServer) -> None:
     [
         ({"x-sentry-rate-limits": "60:error:organization"}, 60),
         ({"x-sentry-rate-limits": "60:transaction:key, 2700:default;error;security:organization:quota"}, 2700),
+        ({"x-sentry-rate-limits": "60:error:key, 120::organization, 30:default:key"}, 120),
         ({"x-sentry-rate-limits": "30::organization", "retry-after": "99"}, 30),
         ({"x-sentry-rate-limits": "60:transaction:key", "retry-after": "7"}, 7),
         ({"x-sentry-rate-limits": "nonsense, ::, 5"}, 5),

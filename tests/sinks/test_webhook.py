@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,8 @@ def test_an_endless_answer_is_cut_off_and_its_status_counts(server: HttpServer) 
 
 def test_no_more_of_an_answer_is_kept_than_the_limit(server: HttpServer) -> None:
     async def ask() -> Any:
-        sink = hook(server)
-        answer = await sink.request("POST", sink._url, {})
+        sink = hook(server, timeout="100s")
+        answer = await asyncio.wait_for(sink.request("POST", sink._url, {}), 20)
         await sink.close()
         return answer
 
@@ -361,6 +362,12 @@ def test_what_cannot_work_is_refused_at_the_start(options: dict[str, Any]) -> No
     given = {"url": "https://example.com/hook", "name": "crm", **options}
     with pytest.raises(UsageError):
         webhook(**given)
+
+
+def test_without_aiohttp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(UsageError, match=r"redrive\[http\]"):
+        webhook("https://example.com/hook", name="crm")
 
 
 def test_no_message_about_a_url_quotes_it() -> None:

@@ -87,8 +87,7 @@ class Pool:
                 method, url, headers=headers, data=body or None, allow_redirects=False
             ) as response:
                 received, complete = await _read(response)
-                names = {name.lower(): text for name, text in response.headers.items()}
-                return Answer(response.status, names, received, complete)
+                return Answer(response.status, response.headers, received, complete)
         except TimeoutError:
             raise NoAnswer(f"{address.origin} did not answer within {show_duration(self._timeout)}") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -116,16 +115,19 @@ def _why(error: Exception) -> str:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError() | ssl.SSLError():
             reason = getattr(getattr(error, "os_error", error), "verify_message", "") or "the handshake failed"
             return f"its certificate or its TLS is not accepted: {reason}"
-        case aiohttp.ClientConnectorDNSError():
-            return "the name cannot be looked up"
         case aiohttp.ClientConnectorError():
-            return _errno(error.os_error)
+            return "the name cannot be looked up" if _is_lookup(error) else _errno(error.os_error)
         case aiohttp.ServerDisconnectedError():
             return "the connection was closed before an answer came"
         case OSError():
             return _errno(error)
         case _:
             return f"the answer is not HTTP that can be read ({type(error).__name__})"
+
+
+def _is_lookup(error: aiohttp.ClientConnectorError) -> bool:
+    """Newer releases have a class for it; in older ones its cause tells."""
+    return isinstance(error.os_error, socket.gaierror) or type(error).__name__ == "ClientConnectorDNSError"
 
 
 def _errno(error: OSError) -> str:
