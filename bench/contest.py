@@ -28,9 +28,10 @@ class Sizes:
     latency_seconds: float = 4.0
     idle_seconds: float = 3.0
     lease_seconds: float = 3.0  # the default of 10 s would only make the take-over longer to wait for
+    tracked: int = 80_000  # a second and a half of eight threads
 
 
-QUICK = Sizes(1_000, 100, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0)
+QUICK = Sizes(1_000, 100, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,14 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         plain("append one by one", "append", "bench.append:one_by_one", n=sizes.appends_one_by_one),
         plain("append together", "append", "bench.append:together", n=sizes.appends),
         plain("append alone", "append", "bench.append:alone", n=sizes.appends_one_by_one),
+        plain("track", "track", "bench.track:one_caller", n=sizes.tracked // 4),
+        plain("track, 8 threads", "track", "bench.track:many_callers", n=sizes.tracked),
         plain("latency", "latency", "bench.latency:latency", per_second=sizes.latency_per_second,
               seconds=sizes.latency_seconds, idle_seconds=sizes.idle_seconds),
         Contestant("letters", "letters", "bench.letters:look", lambda lab: _letters_file(lab, sizes)),
         Contestant("listings", "letters", "bench.listings:look", lambda lab: _letters_file(lab, sizes)),
         Contestant("growth", "growth", "bench.redrives:projection", lambda lab: _big_file(lab, sizes.growth)),
+        Contestant("metrics", "metrics", "bench.watched:watched", own_file),
         Contestant("restart", "restart", "bench.restart:restart", own_file),
         plain("start", "start", "bench.start:start"),
         *_on_postgres(sizes),

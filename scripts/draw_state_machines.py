@@ -17,7 +17,7 @@ from typing import Any
 
 from redrive.errors import StoreBusy, UsageError, VersionConflict
 from redrive.policy import action as act
-from redrive.policy import halting, lease, letters
+from redrive.policy import breaker, halting, lease, letters
 from redrive.policy import outcome as out
 from redrive.policy.action import Action
 from redrive.policy.decide import Policy, decide
@@ -58,6 +58,15 @@ HALTING_WORDS: dict[halting.Verb, str] = {
     halting.Verb.RESUME: "an operator lets it go on",
 }
 
+BREAKER_WORDS: dict[breaker.Verb, str] = {
+    breaker.Verb.TRIP: "so many calls in a row blamed the dependency; nothing is called, no attempt is spent",
+    breaker.Verb.COOL: "the cooldown is over, or the sink says that it is well; a few calls at a time find out",
+    breaker.Verb.RELAPSE: "a probe failed; the cooldown starts over",
+    breaker.Verb.HEAL: "enough probes went well; from here on the rate grows",
+    breaker.Verb.OPEN: "an operator opens it; it stays open until an operator closes it",
+    breaker.Verb.CLOSE: "an operator closes it; everything goes through at once",
+}
+
 FAILURE = Failure("", "", "", "")
 RULE = retry(attempts=5, wait="1s", wait_max="5m", jitter=0)
 ERROR = out.Failed(ConnectionError(), FAILURE)
@@ -91,6 +100,8 @@ DECISIONS: list[tuple[str, Outcome, dict[str, Any]]] = [
     ),
     ("the process died with it alone, twice", out.Crashed(2), {}),
     ("the process died with it alone, three times", out.Crashed(3), {}),
+    ("a breaker was open and is told to bury", out.Blocked(act.BREAKER_OPEN, FAILURE), {}),
+    ("no retry budget was left and the settings say bury", out.Blocked(act.RETRY_LIMITED, FAILURE), {}),
     ("the worker was told to stop", out.STOPPED, {}),
     ("the store is down", out.StoreDown(StoreBusy("database is locked")), {}),
 ]
@@ -131,6 +142,13 @@ def page() -> str:
                 halting.TRANSITIONS,
                 HALTING_WORDS,
                 starts={halting.State.RUNNING: "started"},
+            ),
+            *_machine(
+                "A breaker",
+                "What keeps a dependency from being called while it is not well. All workers share it.",
+                breaker.TRANSITIONS,
+                BREAKER_WORDS,
+                starts={breaker.State.CLOSED: "declared"},
             ),
             *_decisions(),
         ]

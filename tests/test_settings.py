@@ -286,7 +286,33 @@ def test_the_defaults_on_the_page_are_the_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, "\n".join(f"{name} = {default}" for name, default in written.items()))
     settings, origins = load_settings(path, {})
     assert settings == Settings()
-    assert {name for name, origin in origins.items() if origin == "built-in"} == {"store"}
+    assert {name for name, origin in origins.items() if origin == "built-in"} == {"store", "spool"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "budget", "over", "jitter"),
+    [("development", 1000.0, "bury", 0.5), ("staging", 100.0, "wait", 1.0), ("production", 50.0, "wait", 1.5)],
+)
+def test_a_profile_has_a_retry_budget_of_its_own(profile: str, budget: float, over: str, jitter: float) -> None:
+    settings, origins = load_settings(None, {"REDRIVE_PROFILE": profile})
+    assert (settings.retry_budget, settings.retry_budget_over, settings.retry_budget_jitter) == (budget, over, jitter)
+    assert origins["retry_budget"] == f"built-in [profiles.{profile}]"
+    page = PAGE.read_text(encoding="utf-8")
+    (line,) = re.findall(r"^  \| `retry_budget` (.*)$", page, re.MULTILINE)
+    assert f'`"{budget:g}/s"`' in line
+    unnamed, origins = load_settings(None, {})
+    assert (unnamed.retry_budget, unnamed.retry_budget_over, origins["retry_budget"]) == (100.0, "wait", "built-in")
+
+
+def test_what_the_file_says_wins_over_the_defaults_of_a_profile(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, 'profile = "production"\nretry_budget = "7/s"\n[profiles.production]\nretry_budget_over = "bury"\n'
+    )
+    settings, origins = load_settings(path, {"REDRIVE_RETRY_BUDGET_JITTER": "0.1"})
+    assert (settings.retry_budget, settings.retry_budget_over, settings.retry_budget_jitter) == (7.0, "bury", 0.1)
+    assert origins["retry_budget"] == str(path)
+    assert "'fast' is not a rate" in refusal(tmp_path, 'retry_budget = "fast"')
+    assert "is not a rate" in refusal(tmp_path, "retry_budget = 50")
 
 
 def test_the_example_on_the_page_is_valid(tmp_path: Path) -> None:

@@ -21,11 +21,16 @@ from redrive.errors import (
     VersionConflict,
 )
 from redrive.event import Event
+from redrive.policy.breaker import breaker
 from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
+from redrive.sinks import Sink, verify_signature, webhook
 from redrive.sources.log import Log
+from redrive.tracking.intake import severity
+from redrive.tracking.modes import quiet, strict
 from redrive.types import event
 from redrive.version import VERSION
+from redrive.watch import health, metrics
 
 __version__ = VERSION
 
@@ -40,14 +45,23 @@ __all__ = [
     "RedriveError",
     "Reject",
     "RetryLater",
+    "Sink",
     "StoreError",
     "Tx",
     "UsageError",
     "VersionConflict",
+    "breaker",
     "conflicts",
     "event",
+    "health",
+    "metrics",
     "no_retry",
+    "quiet",
     "retry",
     "rules",
+    "severity",
     "sqlite3",
+    "strict",
+    "verify_signature",
+    "webhook",
 ]

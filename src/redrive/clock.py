@@ -64,6 +64,12 @@ def _started(pid: int) -> str:
         return ""
 
 
+def process_name() -> str:
+    """This process, as no other of this machine is called since it booted."""
+    pid = os.getpid()
+    return f"{pid}-{_started(pid) or 0}"
+
+
 def owner_id() -> str:
     """Who holds a lease: host, boot, namespace, pid, start, and a number: two apps of one process are two."""
     pid = os.getpid()

@@ -7,7 +7,7 @@ settling transaction applies, all or none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -15,6 +15,7 @@ from redrive.codec import encode_data
 from redrive.draft import derive
 from redrive.errors import EventError, UsageError
 from redrive.event import Event, NewEvent, emission_id, withdrawal
+from redrive.observe.tracing import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 SAME_KEY: Any = object()  # the default of emit's key: the one being handled
 
 
-class Emission(NamedTuple):
+class Emission(msgspec.Struct, frozen=True):
     """An event to append in the settling transaction."""
 
     log: str
@@ -114,7 +115,7 @@ class Emitter:
     ) -> Emission:
         """Check and encode now, so that an error surfaces in the function that made it."""
         name = _name_of(log, "emit")
-        made_id = emission_id(self.identity, event.id, ordinal)
+        made_id, headers = emission_id(self.identity, event.id, ordinal), traced(headers, event)
         made = derive(self._types, self._env, made_id, type, data, key, headers, expected_version, after, at)
         return Emission(name, made)
 
@@ -277,7 +278,7 @@ class Ctx:
             raise UsageError("this ctx is dead: the function overran its timeout and its result no longer counts")
 
 
-class Effects(NamedTuple):
+class Effects(msgspec.Struct, frozen=True):
     """What a handler asked of `ctx`: written in the settling transaction, all or nothing."""
 
     statements: tuple[tuple[str, Any], ...] = ()

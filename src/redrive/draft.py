@@ -10,6 +10,7 @@ from redrive.clock import Env
 from redrive.codec import is_model
 from redrive.errors import EventError, UsageError
 from redrive.event import Due, NewEvent, check_id, check_key, check_type, encode_headers, new_id
+from redrive.observe.tracing import traced
 from redrive.types import EventTypes
 from redrive.units import duration
 
@@ -38,6 +39,7 @@ def draft(
     due = None
     if after is not None or at is not None:
         due = _due(now, after, at, expected_version)._replace(time_us=None if time is None else _microseconds(time))
+    headers = traced(headers)
     return NewEvent(  # by place: names would take as long as the check of the data
         new_id(now, env.dice) if id is None else check_id(id),
         name,

@@ -32,6 +32,7 @@ HEADERS_BYTES_MAX = 16_384  # what common HTTP servers take for all headers toge
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EMISSIONS = uuid5(NAMESPACE_URL, "urn:redrive:emission").bytes  # must never change: stored ids are made of it
+_VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # a UUID keeps two bits of this digit
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HEADERS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
@@ -213,7 +214,7 @@ def emission_id(subscription: str, event_id: str, ordinal: int) -> str:
     """The id of the n-th event that `subscription` emits for `event_id`: the same at every attempt (a UUIDv5)."""
     # NUL is in no name, so no two triples give the same text.
     digest = sha1(_EMISSIONS + f"{subscription}\0{event_id}\0{ordinal}".encode(), usedforsecurity=False).hexdigest()
-    variant = "89ab"[int(digest[16], 16) & 3]
+    variant = _VARIANTS[digest[16]]
     return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:32]}"
 
 

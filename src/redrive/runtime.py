@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redrive.clock import Env
 from redrive.errors import UsageError
@@ -23,10 +23,26 @@ from redrive.store.port import Migration, Store, StoreTx
 from redrive.store.sql import Row
 from redrive.store.sqlite import SqliteStore, exists_file
 from redrive.store.sqlite.migrate import FileMigration
+from redrive.tracking.place import spool_of
+from redrive.tracking.tracker import Tracker
 from redrive.types import EventTypes
 
 if TYPE_CHECKING:
     import asyncio
+
+
+class Working(Protocol):
+    """What a supervisor shows to who watches it."""
+
+    @property
+    def posts(self) -> Mapping[str, Any]:
+        """The partitions of subscriptions that this process runs."""
+        ...
+
+    @property
+    def waiting(self) -> Mapping[str, str]:
+        """Those of them that do not run here now, and why."""
+        ...
 
 
 class Runtime:
@@ -37,6 +53,7 @@ class Runtime:
         self.signals = Signals(inline=inline)
         self.inline = inline
         self.deps: Any = None
+        self.supervisor: Working | None = None  # while this process runs the app's subscriptions
         self.transacting: asyncio.Task[Any] | None = None  # the task that is inside app.transaction()
         self.origins: dict[str, str] | None = None  # where the settings came from; None: from the program, or unread
         self._url, self._settings, self._env = url, settings, env
@@ -44,6 +61,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._store: Store | None = None
+        self._tracker: Tracker | None = None
         self._readers: tuple[Callable[[str], None], asyncio.AbstractEventLoop] | None = None
 
     @property
@@ -150,13 +168,35 @@ class Runtime:
             self._pid = os.getpid()
             self._lock = threading.Lock()  # the parent's may be held for ever in this copy
             _leave_alone(self._store)
-            self._store, self._readers = None, None
+            self._store, self._readers, self.supervisor = None, None, None
             self._env = self._env if self._given_env else None
             self.signals = self.signals.heir()
 
-    def close(self) -> None:
-        """Let go of the store; the next use opens it again."""
+    @property
+    def is_open(self) -> bool:
+        """Is the store open in this process?"""
         self._notice_fork()
+        return self._store is not None
+
+    @property
+    def spool(self) -> Path | None:
+        """Where tracked events are kept while the store is away."""
+        return spool_of(self.settings.spool, self.address)
+
+    @property
+    def tracker(self) -> Tracker:
+        """Who carries tracked events into the store."""
+        if self._tracker is None:
+            with self._lock:
+                if self._tracker is None:
+                    self._tracker = Tracker(self)
+        return self._tracker
+
+    def close(self) -> None:
+        """Let go of the store, after what was tracked is in it; the next use opens it again."""
+        self._notice_fork()
+        if self._tracker is not None:
+            self._tracker.close()
         with self._lock:
             store, self._store = self._store, None
         if store is not None:
@@ -167,12 +207,30 @@ class Runtime:
     def read_by(self, wake: Callable[[str], None] | None, loop: asyncio.AbstractEventLoop | None) -> None:
         """From now on this function, on this loop, is told which logs grew; None for nobody."""
         self._readers = None if wake is None or loop is None else (wake, loop)
+        if self._readers is not None and not self.inline and (spool := self.spool) is not None and spool.is_dir():
+            self.tracker.look()
 
     @property
     def is_running(self) -> bool:
         """Does this process run the app's subscriptions?"""
         self._notice_fork()
         return self._readers is not None
+
+    def turns(self, patience: float) -> bool | None:
+        """Does the event loop that runs the subscriptions still turn? None: no loop does."""
+        self._notice_fork()
+        if self._readers is None:
+            return None
+        import asyncio
+
+        loop, turned = self._readers[1], threading.Event()
+        if self.inline or asyncio._get_running_loop() is loop:  # whoever asks is what it turns for
+            return True
+        try:
+            loop.call_soon_threadsafe(turned.set)
+        except RuntimeError:  # it is closed
+            return None
+        return turned.wait(patience)
 
     def is_transacting(self) -> bool:
         """Is the running task inside app.transaction()?"""

@@ -16,16 +16,18 @@ import msgspec
 from msgspec import Meta
 
 from redrive.errors import UsageError
-from redrive.units import duration, show_duration, size
+from redrive.units import address, duration, rate, show_duration, size
 
-# Written with a unit in the file and the environment ("10s", "8KiB"); plain numbers in the program.
+# Written with a unit in the file and the environment ("10s", "8KiB", "50/s"); plain numbers in the program.
 Seconds = Annotated[float, "duration", Meta(gt=0)]
 Lease = Annotated[float, "duration", Meta(ge=0.1)]  # shorter, and a busy machine loses what it owns for no reason
+Rate = Annotated[float, "rate", Meta(gt=0)]
 Bytes = Annotated[int, "size", Meta(ge=256)]
 Count = Annotated[int, Meta(ge=1)]
 Globs = tuple[Annotated[str, Meta(min_length=1)], ...]  # in the environment: separated by commas
 Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=100)]
 Reference = Annotated[str, Meta(pattern=r"^[\w.]+:[\w.]+$")]
+Address = Annotated[str, "address"]  # HOST:PORT, or "off"
 Profile = Literal["development", "staging", "production"]
 
 
@@ -64,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine runs with. Durations are in seconds."""
 
     store: str | None = None  # path or URL of the store; a relative path starts at the working directory
-    profile: Profile = "development"  # which [profiles.NAME] table is laid over the rest of the file
+    profile: Profile = "development"  # built-in defaults, and which [profiles.NAME] table is laid over the file
     lease: Lease = duration("10s")  # how long a silent owner keeps a subscription; also the longest take-over
     batch_max: Count = 1_000  # events a projection applies per transaction; beyond it commits cost next to nothing
     batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
@@ -78,13 +80,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
     settle_max: Count = 1_000  # handler results settled per transaction; bounds how long it holds the write lock
     crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried
+    retry_budget: Rate = 100.0  # retries a second on one dependency, of all workers; first attempts are not counted
+    retry_budget_over: Literal["wait", "bury"] = "wait"  # what happens to retries that the budget does not cover
+    retry_budget_jitter: Annotated[float, Meta(ge=0, le=10)] = 1.0  # share by which such a wait may grow, by chance
     halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
+    http: Address = "127.0.0.1:9464"  # where `run` answers /metrics and health checks; this machine alone by default
     log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
     error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
     redact: Globs = ("*password*", "*secret*", "*token*", "*authorization*")  # fields of payloads that are never shown
+    track_memory_max: Bytes = size("64MiB")  # tracked events that wait in memory; beyond it the newest are lost
+    spool: str | None = None  # folder for tracked events while the store is away; not set: beside the store's file
+    spool_max: Bytes = size("100MiB")  # all spool files of a store on this machine; a full disk would harm others
     subscriptions: dict[str, SubscriptionSettings] = {}
 
+
+# What a profile means by itself, where somebody names it. A developer wants to see a failure now; in production
+# nothing is given up because of a dependency that is down, and fewer retries, spread wider, let it come back.
+PROFILES: dict[str, dict[str, Any]] = {
+    "development": {"retry_budget": rate("1000/s"), "retry_budget_over": "bury", "retry_budget_jitter": 0.5},
+    "staging": {"retry_budget": rate("100/s"), "retry_budget_over": "wait", "retry_budget_jitter": 1.0},
+    "production": {"retry_budget": rate("50/s"), "retry_budget_over": "wait", "retry_budget_jitter": 1.5},
+}
 
 _TABLES: dict[str, Any] = {"retry": RetrySettings, "letters": LetterSettings}  # of a subscription
 _CODE_ONLY = ("order", "key_by", "types", "start", "partitions")
@@ -121,7 +138,10 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> tuple[Settin
     """
     variables = _read_environment(environ)
     in_file = {} if path is None else _read_file(path, variables)
-    found = in_file | variables
+    named, _ = (in_file | variables).get(("profile",), (None, ""))
+    defaults = {} if named is None else PROFILES[named]
+    built_in: _Found = {(name,): (value, f"built-in [profiles.{named}]") for name, value in defaults.items()}
+    found = built_in | in_file | variables
     settings = _build({name: value for name, (value, _) in found.items()})
     origins = {name: "built-in" for name in Settings.__struct_fields__ if name != "subscriptions"}
     origins |= {".".join(name): origin for name, (_, origin) in found.items()}
@@ -204,6 +224,10 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
             raise ValueError(f"expected one of {', '.join(get_args(hint))}")
         if "duration" in units:
             value = duration(value)
+        if "address" in units:
+            value = address(value)
+        if "rate" in units:
+            value = rate(value)
         if "size" in units and isinstance(value, str) and not value.isdecimal():
             value = size(value)
         if from_text and _is_list(hint):
@@ -218,7 +242,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def marks(hint: Any) -> Iterator[str]:
-    """What a type says of its values beside its kind: `duration`, `size`."""
+    """What a type says of its values beside its kind: `duration`, `rate`, `size`."""
     for part in (*get_args(hint), *getattr(hint, "__metadata__", ())):
         if isinstance(part, str):
             yield part

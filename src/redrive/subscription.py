@@ -6,14 +6,19 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from redrive.errors import BadKey, EventError, UsageError
 from redrive.event import Event, check_key
+from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
+from redrive.policy.limiter import Bucket
 from redrive.policy.patterns import matches
 from redrive.policy.rules import Rules, overruled, written
 from redrive.settings import LetterSettings
+
+if TYPE_CHECKING:
+    from redrive.sinks.port import Sink
 
 Order = Literal["key", "none", "total"]
 KeyBy = str | Callable[[Event[Any]], str | None] | None
@@ -25,7 +30,7 @@ class Subscription:
     """One function on one log. Identity is the name; everything else may change under the rules of `enroll`."""
 
     name: str
-    kind: Literal["projection", "handler"]
+    kind: Literal["projection", "handler", "delivery"]
     function: Callable[..., Any]
     source: str
     types: tuple[str, ...] = ()
@@ -40,6 +45,9 @@ class Subscription:
     tables: Mapping[str, str | None] = field(default_factory=dict)
     on_error: Callable[[Event[Any], BaseException], Any] | None = None
     arguments: int = 2
+    breaker: Rule | None = None
+    limit: Bucket | None = None
+    sink: Sink | None = None  # of a delivery
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 

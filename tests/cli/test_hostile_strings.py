@@ -53,6 +53,7 @@ NAMES = ["SELECT name FROM redrive_subscriptions"]
 LOOKS: dict[str, tuple[list[str], list[str]]] = {
     "status": ([], NAMES),
     "workers": ([], []),
+    "breaker list": ([], []),
     "verify": ([], NAMES),
     "dlq list": (
         ["--limit", "1000"],

@@ -20,12 +20,13 @@ import misbehaving
 import neighbours
 import operating
 import powered
+import tracking
 import worker_app
 
 from redrive import failpoints
 from redrive.testing.failpoints import arm_from_environment
 
-PROGRAMS = {module.__name__: module for module in (worker_app, operating, misbehaving, powered, neighbours)}
+PROGRAMS = {module.__name__: module for module in (worker_app, operating, misbehaving, powered, neighbours, tracking)}
 
 
 def main() -> None:

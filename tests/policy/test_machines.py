@@ -1,4 +1,4 @@
-"""The three tables of states: letters, leases and subscriptions."""
+"""The tables of states: letters, leases, subscriptions and breakers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import BugError
-from redrive.policy import halting, lease, letters
+from redrive.policy import breaker, halting, lease, letters
 
-MACHINES: list[Any] = [letters, lease, halting]
+MACHINES: list[Any] = [letters, lease, halting, breaker]
 FIRST: dict[Any, list[str]] = {
     letters: [letters.State.RETRYING, letters.State.DEAD],
     lease: ["free"],
     halting: ["running"],
+    breaker: ["closed"],
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from redrive.policy import halting, lease, letters
+from redrive.policy import breaker, halting, lease, letters
 from redrive.policy.action import Action
 from redrive.policy.outcome import Outcome
 
@@ -25,7 +25,7 @@ def test_the_page_is_what_the_script_draws(script: dict[str, Any]) -> None:
     assert PAGE.read_text(encoding="utf-8") == script["page"](), "run scripts/draw_state_machines.py"
 
 
-@pytest.mark.parametrize("machine", [letters, lease, halting], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("machine", [letters, lease, halting, breaker], ids=lambda module: module.__name__)
 def test_every_step_of_every_table_is_on_the_page(script: dict[str, Any], machine: Any) -> None:
     for (before, verb), after in machine.TRANSITIONS.items():
         assert f"| `{before}` | **{verb}** | `{after}` |" in script["page"]()

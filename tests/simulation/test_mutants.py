@@ -41,6 +41,7 @@ from redrive.runner.handle import Handling, Round
 from redrive.runner.leases import lease_of
 from redrive.runner.scheduling import Look
 from redrive.runner.settle import Settling, tell
+from redrive.runner.staff import Staff
 from redrive.store.done import Done
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
@@ -213,20 +214,21 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a key is free when its function returns", "4", kind="async", concurrency=3)
 def _(patch: pytest.MonkeyPatch) -> None:
-    called, free_all = Handling.called, Desk.free_all
+    works, free_all = Staff.works, Desk.free_all
     freed: set[int] = set()
 
-    def hasty(self: Handling, work: Work, *rest: Any) -> None:
-        called(self, work, *rest)
-        if work.head is None and work.lane is not None:
-            freed.add(id(work))
-            self.desk.free(work)
+    def hasty(self: Staff, task: Any = None) -> Iterator[Work | None]:
+        for work in works(self, task):
+            yield work
+            if work is not None and work.head is None and work.lane is not None:
+                freed.add(id(work))
+                self.desk.free(work)
 
     def rest(self: Desk, works: list[Work]) -> None:
         free_all(self, [work for work in works if id(work) not in freed])
         freed.difference_update(map(id, works))
 
-    patch.setattr(Handling, "called", hasty)
+    patch.setattr(Staff, "works", hasty)
     patch.setattr(Desk, "free_all", rest)
 
 

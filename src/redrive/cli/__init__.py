@@ -35,6 +35,7 @@ COMMANDS = {
     "verify": "look:verify",
     "pause": "subscriptions:pause",
     "resume": "subscriptions:resume",
+    "breaker": "breaker:breaker",
     "seek": "subscriptions:seek",
     "rebuild": "repair:rebuild",
     "reset": "repair:reset",
@@ -44,12 +45,15 @@ COMMANDS = {
     "append": "logs:append",
     "export": "transfer:export_log",
     "import": "transfer:import_log",
+    "admit": "admit:admit",
     "copy": "copy:copy",
     "prune": "prune:prune",
     "migrate": "migrate:migrate",
     "doctor": "doctor:doctor",
     "rules": "rules:rules",
     "config": "config:config",
+    "alerts": "alerts:alerts",
+    "dashboard": "alerts:dashboard",
     "demo": "demo:demo",
 }
 

@@ -152,7 +152,7 @@ def _target(out: str | None) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _source(file: str) -> Iterator[Iterator[bytes]]:
-    from redrive.replay.cloudevents import LINE_BYTES_MAX
+    from redrive.cloudevents import LINE_BYTES_MAX
 
     if file == "-":
         yield _lines(stdin(), LINE_BYTES_MAX)

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from math import isinf
 
 from msgspec.structs import asdict
 
@@ -30,7 +31,15 @@ _LEVELS: dict[type[Signal], int] = {
     sig.HandlerStuck: logging.ERROR,
     sig.LeaseLost: logging.WARNING,
     sig.LaneFull: logging.ERROR,
+    sig.BreakerOpened: logging.ERROR,
     sig.RuleBroken: logging.ERROR,
+    # The tracker writes lines of its own, also where nothing else of redrive runs.
+    sig.Spooled: logging.DEBUG,
+    sig.SpoolTaken: logging.DEBUG,
+    sig.SpoolDamaged: logging.DEBUG,
+    sig.TrackDropped: logging.DEBUG,
+    sig.TrackRefused: logging.DEBUG,
+    sig.TrackLimited: logging.DEBUG,
 }
 
 
@@ -88,16 +97,21 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
-        line = {
+        line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
         }
         fields = getattr(record, "redrive", None)
-        line |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
+        line |= _finite(fields) if isinstance(fields, dict) else {"message": record.getMessage()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def _finite(fields: dict[str, object]) -> dict[str, object]:
+    """JSON has no infinity: what lasts until somebody acts has null for its seconds."""
+    return {name: None if isinstance(value, float) and isinf(value) else value for name, value in fields.items()}
 
 
 def log_signals(signals: Signals) -> None:

@@ -164,11 +164,78 @@ class LaneFull(Signal, frozen=True):
     size: int
 
 
+class BreakerOpened(Signal, frozen=True):
+    """A dependency is left alone: for so many seconds, or (infinity) until somebody closes the breaker."""
+
+    subscription: str
+    breaker: str
+    seconds: float
+
+
+class BreakerProbing(Signal, frozen=True):
+    """A few calls at a time find out whether the dependency is well again."""
+
+    subscription: str
+    breaker: str
+
+
+class BreakerClosed(Signal, frozen=True):
+    """The dependency is well: everything goes through."""
+
+    subscription: str
+    breaker: str
+
+
 class RuleBroken(Signal, frozen=True):
     """A keep or discard rule could not answer, so the letter was kept."""
 
     subscription: str
     rule: str
+
+
+class Spooled(Signal, frozen=True):
+    """Tracked events were written to the spool, because the store did not take them in time."""
+
+    count: int
+
+
+class SpoolTaken(Signal, frozen=True):
+    """Events of a spool file were committed."""
+
+    count: int
+
+
+class SpoolDamaged(Signal, frozen=True):
+    """A spool file held something that is no event; it was set aside beside it."""
+
+    file: str
+    bytes: int
+
+
+class TrackDropped(Signal, frozen=True):
+    """Tracked events are lost: there was no room for them in memory, in the spool or in the store."""
+
+    log: str
+    count: int
+    reason: str
+
+
+class TrackRefused(Signal, frozen=True):
+    """`track` was given what cannot be stored, and nobody was told because of `quiet()`."""
+
+    log: str
+    type: str
+    count: int
+    error_type: str
+    error_message: str
+
+
+class TrackLimited(Signal, frozen=True):
+    """Tracked events were over the intake limit of their log; `fate` says what became of them."""
+
+    log: str
+    count: int
+    fate: str
 
 
 class Stopping(Signal, frozen=True):
@@ -179,7 +246,8 @@ class Stopping(Signal, frozen=True):
 
 ALL: tuple[type[Signal], ...] = (
     Appended, Scheduled, CameDue, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken,
-    LeaseReleased, LeaseLost, Halted, Resumed, HandlerStuck, LaneFull, RuleBroken, Stopping,
+    LeaseReleased, LeaseLost, Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed,
+    RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused, TrackLimited, Stopping,
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]

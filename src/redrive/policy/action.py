@@ -19,9 +19,14 @@ BAD_KEY = "bad_key"  # no usable key, so a lane of its own
 ATTEMPTS_EXHAUSTED = "attempts_exhausted"  # every attempt the rule allowed has failed
 PERMANENT = "permanent"  # an error that trying again cannot cure
 CRASHED_WORKER = "crashed_worker"  # the process died with it, alone, too often
+BREAKER_OPEN = "breaker_open"  # not called: its dependency is not well, and `when_open="bury"`
+RETRY_LIMITED = "retry_limited"  # not tried again: the retry budget was spent, and `retry_budget_over = "bury"`
 BEHIND_HEAD = "behind_head"  # waits for an earlier letter of its lane; nothing is wrong with it
 
-REASONS = (FAILING, REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BEHIND_HEAD)
+REASONS = (
+    FAILING, REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BREAKER_OPEN,
+    RETRY_LIMITED, BEHIND_HEAD,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,11 @@ _PERMANENT = (Reject, Undecodable, BadKey, UsageError)
 # 4xx that speak about the moment and not about the request: timeout, too early, too many requests.
 _COME_BACK_LATER = frozenset({408, 425, 429})
 
+# Errors of the operating system that speak about this machine's files.
+_LOCAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, BlockingIOError)
+# How clients name what went wrong between them and a server: httpx, aiohttp, redis, psycopg, boto, grpc, kafka.
+_OUTSIDE = ("Timeout", "Connect", "Disconnected", "Unavailable", "NetworkError", "OperationalError", "TransportError")
+
 # Where HTTP clients put the status: httpx and requests (on the response), openai, aiohttp, stripe, urllib.
 _STATUS_NAMES = ("status_code", "status", "http_status", "code")
 
@@ -41,6 +46,30 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield one
         if isinstance(one, BaseExceptionGroup):
             waiting.extend(reversed(one.exceptions))
+
+
+def blames_a_dependency(error: BaseException) -> bool:
+    """Whether the error says that somebody else is not well: unreachable, too slow, overloaded, broken.
+
+    What an event or the code is to blame for says nothing about the other side. Libraries that do not inherit from the
+    built-in errors are recognised by how they name theirs.
+    """
+    return any(_is_outside(one) for one in leaves(error))
+
+
+def _is_outside(error: BaseException) -> bool:
+    status = http_status(error)
+    if status is not None:
+        return status >= 500 or status in _COME_BACK_LATER
+    if isinstance(error, OSError):
+        return not isinstance(error, _LOCAL)
+    kind: Any = type(error)
+    return _is_named_outside(kind)
+
+
+@lru_cache(1024)
+def _is_named_outside(kind: Any) -> bool:
+    return any(word in one.__name__ for one in kind.__mro__ for word in _OUTSIDE)
 
 
 def http_status(error: BaseException) -> int | None:

@@ -81,6 +81,8 @@ def decide(
             return act.Rerun(0.0)
         case out.Crashed(charges):
             return _bury(act.CRASHED_WORKER, _died(charges), call)
+        case out.Blocked(reason, failure):
+            return _bury(reason, failure, call)
         case out.Stopped():
             return act.DEFER
         case out.StoreDown(error):

@@ -97,6 +97,14 @@ class Crashed:
     charges: int
 
 
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """It was not called: a breaker is open, or a budget spent, and the program has it buried rather than wait."""
+
+    reason: str
+    failure: Failure
+
+
 Outcome = (
     Applied
     | Ignored
@@ -109,6 +117,7 @@ Outcome = (
     | StoreDown
     | Stopped
     | Crashed
+    | Blocked
 )
 
 APPLIED = Applied()  # these two carry nothing, so one of each is enough for the hot path

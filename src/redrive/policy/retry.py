@@ -96,13 +96,13 @@ def retry(
     """
     first, longest = _waits("retry", wait, wait_max)
     return Retry(
-        attempts=_count("retry: attempts", attempts, least=1, most=ATTEMPTS_MAX),
+        attempts=count_of("retry: attempts", attempts, least=1, most=ATTEMPTS_MAX),
         wait=first,
         factor=_number("retry: factor", factor, least=1.0, most=1_000.0),
         wait_max=longest,
         jitter=_number("retry: jitter", jitter, least=0.0, most=1.0),
-        on=None if on is None else _errors("retry: on", on),
-        never=() if never is None else _errors("retry: never", never),
+        on=None if on is None else errors_of("retry: on", on),
+        never=() if never is None else errors_of("retry: never", never),
         types=("*",) if types is None else type_patterns("retry: types", types),
     )
 
@@ -128,11 +128,11 @@ def conflicts(times: int = 3, wait: Duration = "50ms", wait_max: Duration = "1s"
     5
     """
     first, longest = _waits("conflicts", wait, wait_max)
-    return Conflicts(_count("conflicts: times", times, least=0, most=RERUNS_MAX), first, longest)
+    return Conflicts(count_of("conflicts: times", times, least=0, most=RERUNS_MAX), first, longest)
 
 
 def _waits(where: str, wait: Duration, wait_max: Duration) -> tuple[float, float]:
-    first, longest = _seconds(f"{where}: wait", wait), _seconds(f"{where}: wait_max", wait_max)
+    first, longest = seconds_of(f"{where}: wait", wait), seconds_of(f"{where}: wait_max", wait_max)
     if first > longest:  # would be capped without a word
         raise UsageError(
             f"{where}: wait is {show_duration(first)} but wait_max only {show_duration(longest)}; raise wait_max"
@@ -140,7 +140,8 @@ def _waits(where: str, wait: Duration, wait_max: Duration) -> tuple[float, float
     return first, longest
 
 
-def _seconds(where: str, given: Duration) -> float:
+def seconds_of(where: str, given: Duration) -> float:
+    """A duration, or an error that says where it was given."""
     try:
         seconds = duration(given)
     except ValueError as why:
@@ -148,7 +149,8 @@ def _seconds(where: str, given: Duration) -> float:
     return _number(where, seconds, least=0.0, most=WAIT_MAX_S)
 
 
-def _count(where: str, given: object, least: int, most: int) -> int:
+def count_of(where: str, given: object, least: int, most: int) -> int:
+    """A whole number within bounds, or an error that says where it was given."""
     if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
         raise UsageError(f"{where} must be a whole number from {least} to {most}, not {given!r}")
     return given
@@ -161,7 +163,8 @@ def _number(where: str, given: object, least: float, most: float) -> float:
     return float(given)
 
 
-def _errors(where: str, given: object) -> tuple[type[BaseException], ...]:
+def errors_of(where: str, given: object) -> tuple[type[BaseException], ...]:
+    """Exception classes, or an error that says where they were given."""
     classes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, type) else (given,)
     if not classes:
         raise UsageError(f"{where} is empty, so the rule would never apply; leave it out or name an exception")

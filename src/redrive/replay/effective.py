@@ -130,6 +130,8 @@ def _written(value: Any, hint: Any) -> Any:
     if "duration" in units:
         shown = show_duration(value)
         return shown if duration(shown) == value else f"{value:g}s"
+    if "rate" in units:
+        return f"{value:g}/s" if value >= 1 else f"{value * 86_400:g}/d"
     if "size" in units:
         return f"{value // 1024}KiB" if value % 1024 == 0 else f"{value}B"
     return value

@@ -21,6 +21,7 @@ from redrive.subscription import Subscription
 from redrive.types import EventTypes
 
 if TYPE_CHECKING:
+    from redrive.replay.breakers import BreakerDesk
     from redrive.replay.chain import AuditVerdict
     from redrive.replay.doctor import Finding
     from redrive.replay.prune import PrunePlan, What
@@ -72,6 +73,13 @@ class Operations:
         from redrive.replay.workers import workers
 
         return workers(self.operator.store, self.operator.env, lease)
+
+    @property
+    def breakers(self) -> BreakerDesk:
+        """Look at breakers, open and close them by hand."""
+        from redrive.replay.breakers import BreakerDesk
+
+        return BreakerDesk(self.operator)
 
     def status(self) -> list[SubscriptionStatus]:
         """Where every subscription stands."""

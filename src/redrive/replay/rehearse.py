@@ -64,7 +64,7 @@ async def _rehearse(app: App, letters: Sequence[LetterRow], followers: bool) -> 
 def _why_not(name: str, subscription: Subscription | None) -> str:
     if subscription is None:
         return f"this program has no subscription {name!r}"
-    if subscription.kind == "handler" and not subscription.rehearsable:
+    if subscription.kind != "projection" and not subscription.rehearsable:
         return f"handler {name!r} may talk to the world; declare rehearsable=True if it does not"
     return ""
 

@@ -48,11 +48,19 @@ class SubscriptionStatus:
         return "rebuilding" if self.rebuilding_until is not None else "running"
 
 
+LAG_MAX = 1_000_000  # events counted; where there are more, the number is "at least"
+
+
 def status(store: Store, env: Env) -> list[SubscriptionStatus]:
     """All subscriptions, by name, in one snapshot."""
     with store.reading() as tx:
-        waiting = {name: count for name, count, *_ in tx.sql.all("scheduled_backlog", {"now": env.clock.now()})}
-        return [_of(tx, row, tx.progress.get(row.id), env, waiting) for row in tx.progress.all()]
+        return status_in(tx, env)
+
+
+def status_in(tx: StoreTx, env: Env, lag_max: int = LAG_MAX) -> list[SubscriptionStatus]:
+    """The same in a snapshot of the caller's."""
+    waiting = {name: count for name, count, *_ in tx.sql.all("scheduled_backlog", {"now": env.clock.now()})}
+    return [_of(tx, row, tx.progress.get(row.id), env, waiting, lag_max) for row in tx.progress.all()]
 
 
 def is_owned(progress: ProgressRow, env: Env) -> bool:
@@ -63,10 +71,10 @@ def is_owned(progress: ProgressRow, env: Env) -> bool:
 
 
 def _of(
-    tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env, waiting: Mapping[str, int]
+    tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env, waiting: Mapping[str, int], lag_max: int
 ) -> SubscriptionStatus:
     now, log = env.clock.now(), tx.logs.id_of(row.source)
-    lag = tx.logs.lag(log, progress.position) if log else 0
+    lag = tx.logs.lag(log, progress.position, lag_max) if log else 0
     lag -= len(tx.progress.done.of(row.id, progress.position))
     oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
     letters = tx.letters.counts(row.id)

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from redrive import cloudevents
 from redrive.draft import draft
 from redrive.errors import EventError, UsageError
 from redrive.event import Event, NewEvent, check_type, from_row, scheduled_from
 from redrive.failpoints import hit
-from redrive.replay import cloudevents
 from redrive.replay.deed import Operator
 from redrive.replay.events import EventRow, Wanted, following, last_position, unknown_log
 from redrive.store.port import Store, StoreTx
@@ -81,7 +81,7 @@ def export(store: Store, wanted: Wanted, after: int = 0) -> Iterator[tuple[Event
     while True:
         rows = following(store, wanted, after, PAGE, upto=upto, payload=True)
         for row in rows:
-            yield row, cloudevents.encode(row)
+            yield row, cloudevents.encode(row, cloudevents.source_of(row.log))
         if len(rows) < PAGE:
             return
         after = rows[-1].position

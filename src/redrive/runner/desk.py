@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
+from redrive.policy.outcome import Outcome
 from redrive.runner.duty import Duty, Work
 from redrive.subscription import TOTAL_LANE
 
@@ -57,15 +58,22 @@ class Desk:
 
     def add_fresh(self, works: list[Work]) -> None:
         """New events while nothing is parked: the ordinary case, quickly."""
-        waiting, ready = self._waiting, self.ready
+        waiting, ready, queued = self._waiting, self.ready, 0
         for work in works:
             lane = work.lane
-            if lane is not None:
-                if lane in waiting:
-                    self._queue(lane, work)
-                    continue
+            if lane is None:
+                ready.append(work)
+            elif lane not in waiting:
                 waiting[lane] = None
-            ready.append(work)
+                ready.append(work)
+            else:
+                queued += 1
+                queue = waiting[lane]
+                if queue is None:
+                    waiting[lane] = deque((work,))
+                else:
+                    queue.append(work)
+        self._queued += queued
 
     def _queue(self, lane: str | int, work: Work) -> None:
         queue = self._waiting[lane]
@@ -88,15 +96,27 @@ class Desk:
             else:  # an operator changed the letter since: the new head comes by itself
                 self.free(work)
         elif work.lane in lanes.names:
-            self._follow(work)
+            self.follow(work)
         else:
             self._run(work)
 
-    def _follow(self, work: Work) -> None:
+    def follow(self, work: Work) -> None:
+        """It queues behind the head of its lane, in the store."""
         assert work.lane is not None
         work.follow = True
         self._following[work.lane] += 1
         self.outbox.append(work)
+
+    def take_followers(self, first: Work, room: int) -> list[Work]:
+        """What queues behind a work, to be called together with it; the last of them frees the lane."""
+        queue = self._waiting.get(first.lane) if first.lane is not None else None
+        taken: list[Work] = []
+        last = first
+        while queue and len(taken) < room and queue[0].head is None and queue[0].outcome is None:
+            last.chained, last = True, queue.popleft()
+            self._queued -= 1
+            taken.append(last)
+        return taken
 
     def _run(self, work: Work) -> None:
         careful = self.duty.horizon or self.duty.suspects
@@ -108,6 +128,13 @@ class Desk:
             self.add(work)
         else:
             self.ready.append(work)
+
+    def block(self, outcome: Outcome) -> None:
+        """What is ready is not to be called: this is what comes of it."""
+        while self.ready:
+            work = self.ready.popleft()
+            work.outcome, work.attempt = outcome, work.attempt - 1
+            self.outbox.append(work)
 
     def look_again(self) -> None:
         """The letters were read anew: what waits with an old revision is given up, the new head comes by itself."""
@@ -130,23 +157,24 @@ class Desk:
 
     def free_all(self, works: list[Work]) -> None:
         """Settled: the next of each lane may start."""
-        waiting, ready = self._waiting, self.ready
+        waiting, ready, started = self._waiting, self.ready, 0
         odd = self.duty.lanes or self.duty.horizon or self.duty.suspects
         for work in works:
             lane = work.lane
-            if odd or work.head is not None or work.follow or work.reruns:
+            if lane is None and work.head is None and not work.reruns:
+                continue  # nobody waits for what is in no lane
+            if odd or lane is None or work.follow or work.chained:
                 self.free(work)
-            elif lane is not None:  # the ordinary case, quickly
-                queue = waiting[lane]
-                if not queue:
-                    del waiting[lane]
-                    continue
-                self._queued -= 1
+            elif queue := waiting[lane]:  # the ordinary case, quickly
+                started += 1
                 follower = queue.popleft()
                 if follower.head is None and follower.outcome is None:
                     ready.append(follower)
                 else:
                     self._start(follower)
+            else:
+                del waiting[lane]
+        self._queued -= started
 
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""
@@ -163,7 +191,7 @@ class Desk:
         elif lane in self.duty.lanes.names and queue[0].head is None:
             for follower in queue:  # all of them queue behind the head; the last one frees the lane
                 follower.chained = follower is not queue[-1]
-                self._follow(follower)
+                self.follow(follower)
             self._queued -= len(queue)
             queue.clear()
         else:

@@ -75,11 +75,13 @@ class Work(msgspec.Struct, eq=False):
     outcome: Outcome | None = None
     effects: Effects | None = None
     ctx: Any = None
+    error: BaseException | None = None  # what the call raised, until it is an outcome
     started: float = 0.0
     timed_out: bool = False
     follow: bool = False  # queue behind the head of the lane
     chained: bool = False  # one of several followers; the last one frees the lane
     alone: bool = False  # runs behind an in-flight mark
+    probe: bool = False  # let through a breaker that is probing
     earlier: tuple[Tried, ...] = ()  # attempts of the same transaction: failed, and the next was not to wait
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from redrive.clock import short_name
 from redrive.errors import UsageError
 from redrive.observe.logs import log_signals
+from redrive.observe.tracing import is_tracing, with_spans
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Engine
 from redrive.runner.enroll import enroll
 from redrive.runner.supervise import Supervisor
+from redrive.sinks.port import Sink
 from redrive.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -40,16 +42,31 @@ async def supervised(
         signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=runtime.wake,
         worker=short_name(runtime.env.owner),
     )  # fmt: skip
+    if is_tracing():
+        subscriptions = [with_spans(subscription) for subscription in subscriptions]
     work = enroll(engine, subscriptions)
-    async with entered(lifespan()) as runtime.deps:
+    sinks = [subscription.sink for subscription, _ in work.values() if subscription.sink is not None]
+    async with entered(lifespan()) as runtime.deps, opened(sinks):
         supervisor = Supervisor(engine, Bridge(runtime.store), work, threads=not runtime.inline)
         stoppable.append(supervisor)
         runtime.read_by(supervisor.appended, loop)
+        runtime.supervisor = supervisor
         try:
             yield supervisor
         finally:
             runtime.read_by(None, None)
+            runtime.supervisor = None
             runtime.signals.flush(1.0)
+
+
+@asynccontextmanager
+async def opened(sinks: Iterable[Sink]) -> AsyncIterator[None]:
+    """Sinks that are ready to be sent to."""
+    async with AsyncExitStack() as stack:
+        for sink in sinks:
+            stack.push_async_callback(sink.close)
+            await sink.open()
+        yield
 
 
 @asynccontextmanager

@@ -43,6 +43,8 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
                 check_declared(tx, subscription, row)
                 _check_keys(engine, tx, subscription, row)
             check_tables(tx, subscription, row)
+            if subscription.breaker is not None:
+                tx.guards.declare(subscription.breaker.name or subscription.name)
             rows[subscription.name] = (subscription, row)
     return rows
 
@@ -57,7 +59,8 @@ def _add(engine: Engine, tx: StoreTx, subscription: Subscription, orphans: list[
         close = difflib.get_close_matches(name, likely, n=3, cutoff=0.0)
         hint = "".join(f"\n  - it was called {old!r} before: redrive rename {old} {name}" for old in close)
         raise UsageError(
-            f"handler {name!r} is new and log {subscription.source!r} already has events. Say where it starts:\n"
+            f"{subscription.kind} {name!r} is new and log {subscription.source!r} already has events. "
+            "Say where it starts:\n"
             f'  - start="first" to handle everything, start="now" for what comes, or a time like '
             f'start="2026-01-31T00:00:00Z"{hint}'
         )

@@ -6,6 +6,8 @@ one hop to the store per round; workers only call functions and put the outcome 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from redrive.context import Ctx
 from redrive.errors import BugError, Fenced, StoreError
 from redrive.event import from_row
@@ -13,10 +15,13 @@ from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
+from redrive.policy.breaker import Breaker
 from redrive.policy.lanes import Head
-from redrive.runner.call import attempt, outcome_of, overran
+from redrive.runner.budget import over_budget
+from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
+from redrive.runner.gate import Gate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.sql import Row
 
@@ -29,6 +34,8 @@ class Handling:
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
         self.desk = Desk(duty)
+        guarded = duty.subscription.breaker or duty.subscription.limit
+        self.gate = Gate(duty) if guarded else None
         self.lane_full = ""
         self.halt = ""
 
@@ -37,7 +44,7 @@ class Handling:
     def room(self) -> int:
         """How many events may be taken in."""
         duty = self.duty
-        if duty.paused or self.halt:
+        if duty.paused or self.halt or (self.gate is not None and self.gate.is_shut and self.desk.ready):
             return 0
         if duty.subscription.order == "total":
             return 0 if duty.lanes or len(self.desk) else 1
@@ -90,36 +97,36 @@ class Handling:
         )
         return not odd and all(map(duty.subscription.wants, {row[2] for row in rows}))
 
-    def take_letters(self, due: list[tuple[str | None, Head, Row | None]]) -> None:
-        """Queue heads that are due."""
+    def take_letters(self, due: list[tuple[str | None, Head, Row | None]], over: Collection[int] = ()) -> None:
+        """Queue heads that are due; those `over` the retry budget have met their fate."""
         for lane, head, row in due:
             if row is None:
                 self.halt = f"letter {head.letter}: its event at {head.position} is no longer in the log"
                 continue
             work = self.duty.work(from_row(row, self.duty.engine.types))
             work.lane, work.head, work.attempt = lane, head, head.attempts + 1
+            if head.letter in over:
+                work.outcome, work.attempt = over_budget(self.duty.engine.settings.retry_budget), head.attempts
             self.desk.add(work)
 
     # ------------------------------------------------------------ calling
 
-    def prepare(self, work: Work) -> None:
+    def prepare(self, work: Work) -> Ctx:
         """Give one attempt its context."""
-        duty, event = self.duty, work.event
+        duty, event, edits = self.duty, work.event, 0
         assert event is not None
         if work.head is not None:
             edits = work.head.edits
-        else:
-            edits = duty.edits[work.position][0] if duty.edits and work.position in duty.edits else 0
-        work.ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        elif duty.edits and work.position in duty.edits:
+            edits = duty.edits[work.position][0]
+        work.ctx = ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        return ctx
 
-    def called(self, work: Work, error: BaseException | None) -> None:
+    def called(self, work: Work) -> None:
         """The function returned or raised: this is its outcome."""
-        ctx, work.ctx = work.ctx, None
-        if error is None and not work.timed_out and not ctx.touched:  # the ordinary case, quickly
-            work.outcome = out.APPLIED
-            return
-        if error is None:  # a state that cannot be stored is the function's failure
-            error = attempt(lambda: setattr(work, "effects", ctx.effects()))
+        ctx, error, work.ctx, work.error = work.ctx, work.error, None, None
+        if error is None:
+            work.effects, error = attempt_effects(ctx)
         engine = self.duty.engine
         if work.timed_out and self.duty.subscription.timeout is not None:
             work.outcome, work.effects = overran(self.duty.subscription.timeout), None
@@ -140,6 +147,8 @@ class Handling:
             self._settle(group, result)
         with self.duty.engine.store.reading() as tx:
             self.duty.refresh(tx)
+            if self.gate is not None:
+                self.gate.look(tx)
             if due:
                 result.letters = [(lane, head, tx.letters.event(head.letter)) for lane, head in due]
             waits = self.duty.subscription.order == "total" and self.duty.lanes
@@ -153,33 +162,37 @@ class Handling:
         hit("round.called")
         started = self.duty.engine.env.clock.monotonic()
         try:
-            settling = self._write(group, result, isolate=False)
+            settling, breaker = self._write(group, result, isolate=False)
         except _Isolate:
-            settling = self._write(group, result, isolate=True)
+            settling, breaker = self._write(group, result, isolate=True)
         hit("round.committed")
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
         tell(settling)
+        if self.gate is not None:
+            self.gate.fed(breaker, group, settling.now)
 
-    def _write(self, group: list[Work], result: Round, *, isolate: bool) -> Settling:
+    def _write(self, group: list[Work], result: Round, *, isolate: bool) -> tuple[Settling, Breaker | None]:
         result.clear()
         with self.duty.engine.store.transaction() as tx:
             settling = Settling(tx, self.duty)
             hit("round.fenced")
             together: list[Work] = []
             for work in group:
-                if work.follow:
-                    settling.follow(work)
-                elif work.outcome is not out.APPLIED:
-                    self._write_bad(settling, work, result)
+                if work.outcome is not out.APPLIED:
+                    if work.follow:
+                        settling.follow(work)
+                    else:
+                        self._write_bad(settling, work, result)
                 elif work.head is None and not work.alone and (work.effects is None or not isolate):
                     together.append(work)
                 else:
                     self._write_good(settling, work, result)
             self._write_together(settling, together)
             hit("round.effects")
+            breaker = None if self.gate is None else self.gate.feed(settling, group)
             settling.finish()
             hit("round.before_commit")
-        return settling
+        return settling, breaker
 
     def _write_together(self, settling: Settling, works: list[Work]) -> None:
         """The ordinary case: nobody fails. If one does, all of it is written again, one by one."""

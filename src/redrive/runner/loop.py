@@ -7,8 +7,6 @@ later). It never decides about an event; that is policy, and never writes; that 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +15,13 @@ from redrive.observe import signals as sig
 from redrive.policy.lease import renew_at
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
-from redrive.runner.call import attempt, attempt_works
+from redrive.runner.budget import Budget
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
 from redrive.runner.handle import Handling, Round
 from redrive.runner.project import Projector
+from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
 from redrive.runner.wake import Wake
-
-SETTLE_AT = 1000  # outcomes worth a commit of their own while there is more to call
-SETTLE_AFTER = 0.01  # seconds an outcome may wait for company
-YIELD_EVERY = 256  # calls between two turns of the event loop: others want to run too
 
 
 class Loop:
@@ -55,10 +50,10 @@ class Loop:
             await self.bridge.run(lambda: leases.renew(self.duty))
             self._plan_renewal()
 
-    def pause_length(self) -> float:
-        """How long there is certainly nothing to do."""
+    def pause_length(self, *, retries: bool = True) -> float:
+        """How long there is certainly nothing to do; without `retries` what is due is held back by something else."""
         pause = self._renew_at - self._monotonic()
-        due = self.duty.lanes.next_due()
+        due = self.duty.lanes.next_due() if retries else None
         if due is not None and not self.duty.paused and not self.stopping:
             pause = min(pause, due - self.duty.engine.env.clock.now())
         return max(0.0, pause)
@@ -120,10 +115,14 @@ class HandlerLoop(Loop):
         self.work = Handling(duty)
         self.desk = self.work.desk
         self._delayed: dict[Work, asyncio.TimerHandle] = {}
-        size = duty.subscription.concurrency
-        self._staff: Staff = (
-            ThreadStaff(self, size) if threads and not duty.subscription.is_async else TaskStaff(self, size)
-        )
+        self._over: set[int] = set()  # letters that the retry budget does not cover, and that are to be buried
+        gate = self.work.gate
+        self._budget = Budget(duty, bridge, gate.name if gate is not None else duty.subscription.name)
+        self._staff = self._hire(duty.subscription.concurrency, threads=threads)
+
+    def _hire(self, size: int, *, threads: bool) -> Staff:
+        """Who calls the function."""
+        return ThreadStaff(self, size) if threads and not self.duty.subscription.is_async else TaskStaff(self, size)
 
     async def run(self) -> None:
         try:
@@ -142,10 +141,12 @@ class HandlerLoop(Loop):
             self._staff.interrupt(work)
         group = self._take_outbox()
         room = 0 if self.stopping else self.work.room()
-        due = [] if self.stopping else self._take_due()
+        due = [] if self.stopping else await self._take_due()
         paused, asked = self.duty.paused, bool(group or due or room)
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
-        if asked or paused or held or self.duty.window.plan(()).prefix != self.duty.window.position:
+        gate = self.work.gate
+        shut = gate is not None and gate.is_shut  # others, or an operator, may know better by now
+        if asked or paused or held or shut or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
             freed = (paused and not self.duty.paused) or (held and self.work.room() > 0)
@@ -156,8 +157,15 @@ class HandlerLoop(Loop):
         if self.work.halt:
             raise StoreError(self.work.halt)
         if not asked and not self.desk.outbox:
-            nothing = len(self.desk) == 0 and not self._delayed and not self.wake.pending and not self.has_due()
+            nothing = self._has_nothing() and not self._delayed and not self.wake.pending
             await self.rest(nothing, self._pause())
+
+    def _has_nothing(self) -> bool:
+        """Is there nothing to do, but for what has to wait until a dependency is well?"""
+        gate = self.work.gate
+        if gate is not None and gate.waits_for_others and self.desk.ready:
+            return len(self.desk) == len(self.desk.ready)
+        return len(self.desk) == 0 and not self.has_due()
 
     async def _hop(self, group: list[Work], room: int, due: list[Any]) -> Round:
         try:
@@ -172,11 +180,25 @@ class HandlerLoop(Loop):
         outbox, limit = self.desk.outbox, self.duty.engine.settings.settle_max
         return [outbox.popleft() for _ in range(min(len(outbox), limit))]
 
-    def _take_due(self) -> list[Any]:
-        if self.duty.paused or not self.has_due():
+    async def _take_due(self) -> list[Any]:
+        """Letters whose time has come, as many as there is room for and the retry budget covers."""
+        if self.duty.paused or self._holds_retries() or not self.has_due():
             return []
+        lanes, now = self.duty.lanes, self.duty.engine.env.clock.now()
         room = max(1, self.duty.engine.settings.window_max - len(self.desk))
-        return self.duty.lanes.take_due(self.duty.engine.env.clock.now(), room)
+        may, over = await self._budget.sift(lanes.take_due(now, room))
+        if over and self._budget.buries:
+            self._over.update(head.letter for _, head in over)
+            return may + over
+        for lane, head in over:  # still due
+            lanes.put(lane, head)
+        return may
+
+    def _holds_retries(self) -> bool:
+        """Would what is due have to wait at the desk, or for the budget?"""
+        gate = self.work.gate
+        shut = gate is not None and gate.is_shut and bool(self.desk.ready)
+        return shut or (not self._budget.buries and self._budget.pause() > 0)
 
     def _learn(self, group: list[Work], result: Round) -> int:
         """After the commit: free the lanes, queue what was read; how many rows were taken in."""
@@ -191,7 +213,8 @@ class HandlerLoop(Loop):
         self.desk.free_all([work for work in group if work not in kept] if kept else group)
         if result.halt:
             self.work.halt = result.halt
-        self.work.take_letters(result.letters)
+        self.work.take_letters(result.letters, self._over)
+        self._over.clear()
         taken = self.work.take_in(result.rows)
         self.tell_full_lane(self.work.lane_full)
         return taken
@@ -217,19 +240,39 @@ class HandlerLoop(Loop):
         if self.stopping:
             return
         desk.look_again()
-        if desk.alone and not desk.running and not desk.outbox:
+        blocked = self.work.gate.blocked() if self.work.gate is not None else None
+        if blocked is not None:
+            desk.block(blocked)
+        alone = desk.alone and not desk.running and not desk.outbox
+        count = 1 if alone else 0 if desk.alone else len(desk.ready)
+        if not count or not await self._may_call(count):
+            return
+        if alone:
             work = desk.alone.popleft()
             await self.bridge.run(lambda: self.work.mark_alone(work))
-            if work.outcome is None:
-                desk.ready.appendleft(work)
-                self._staff.wake(1)
-            else:
+            if work.outcome is not None:
                 desk.outbox.append(work)
-        elif desk.ready and not desk.alone:
-            self._staff.wake(len(desk.ready))
+                return
+            desk.ready.appendleft(work)
+        self._staff.wake(count)
+
+    async def _may_call(self, count: int) -> bool:
+        """Does the gate let any through? It is asked for as many."""
+        gate = self.work.gate
+        if gate is None:
+            return True
+        if (wanted := gate.wants(count)) > 0:
+            await self.bridge.run(lambda: gate.ask(wanted))
+        return not gate.is_shut
 
     def _pause(self) -> float:
-        pause, timeout = self.pause_length(), self.duty.subscription.timeout
+        holds, timeout = self._holds_retries(), self.duty.subscription.timeout
+        pause = self.pause_length(retries=not holds)
+        gate = self.work.gate
+        if holds and self._budget.pause():
+            pause = min(pause, self._budget.pause())
+        if gate is not None and gate.is_shut and self.desk.ready:
+            pause = min(pause, gate.pause())
         if timeout is not None and self.desk.running:
             now = self._monotonic()
             ends = [work.started + timeout - now for work in list(self.desk.running) if not work.timed_out]
@@ -242,157 +285,3 @@ class HandlerLoop(Loop):
         while group:
             await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
             group = self._take_outbox()
-
-
-class Staff:
-    """Who calls the functions."""
-
-    def __init__(self, loop: HandlerLoop, size: int) -> None:
-        self.loop, self.desk, self.size = loop, loop.desk, size
-        self._rung_at = 0.0
-        self._clock = loop.duty.engine.env.clock.monotonic
-        subscription = loop.duty.subscription
-        self._is_timed = subscription.timeout is not None
-        self._function: Callable[..., Any] = subscription.function
-        if subscription.arguments == 1:
-            self._function = lambda event, ctx: subscription.function(event)
-
-    def wake(self, count: int) -> None:
-        """There is work."""
-        raise AssertionError
-
-    def interrupt(self, work: Work) -> None:
-        """The work overran its timeout."""
-
-    async def close(self) -> None:
-        """Nobody works any more."""
-
-    def is_time(self, now: float) -> bool:
-        """Is it time to settle: enough outcomes for one commit, or the oldest has waited?"""
-        return len(self.desk.outbox) >= SETTLE_AT or now - self._rung_at >= SETTLE_AFTER
-
-    def next(self, task: Any = None) -> Work | None:
-        """Take a work, if the loop still wants any done."""
-        if self.loop.stopping:
-            return None
-        try:
-            work = self.desk.ready.popleft()
-        except IndexError:
-            return None
-        if self._is_timed:
-            work.started = self._clock()
-        self.desk.running[work] = task
-        self.loop.work.prepare(work)
-        return work
-
-    def done(self, work: Work, error: BaseException | None) -> None:
-        """Called, whatever came of it."""
-        self.loop.work.called(work, error)
-        self.desk.outbox.append(work)
-        del self.desk.running[work]
-
-
-class TaskStaff(Staff):
-    """Coroutine functions: a few long-lived tasks on the event loop."""
-
-    def __init__(self, loop: HandlerLoop, size: int) -> None:
-        super().__init__(loop, size)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._called = 0
-
-    def wake(self, count: int) -> None:
-        missing = min(count, self.size - len(self._tasks))
-        for _ in range(missing):
-            task = asyncio.get_running_loop().create_task(self._work())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _work(self) -> None:
-        """Until nothing is ready; started again when there is."""
-        me = asyncio.current_task()
-        function = self._function if self.loop.duty.subscription.is_async else self._inline
-        try:
-            await attempt_works(function, lambda: self.next(me), self._is_enough)
-        except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
-            self.desk.running = {work: task for work, task in self.desk.running.items() if task is not me}
-            raise
-        self.loop.wake.ring()
-
-    async def _inline(self, event: Any, ctx: Any) -> None:
-        """A plain function on the event loop: where there are no threads."""
-        self._function(event, ctx)
-
-    def _is_enough(self, work: Work, error: BaseException | None) -> bool:
-        """Called; is it time to let others run?"""
-        task = self.desk.running[work]
-        self.done(work, error)
-        if work.timed_out and task.cancelling():
-            task.uncancel()
-        self._called += 1
-        now = self._clock()
-        if self._called % YIELD_EVERY and now - self._rung_at < SETTLE_AFTER:
-            return False
-        if self.is_time(now):
-            self._rung_at = now
-            self.loop.wake.ring()
-        return True
-
-    def interrupt(self, work: Work) -> None:
-        task = self.desk.running.get(work)
-        if task is not None:
-            task.cancel()
-
-    async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class ThreadStaff(Staff):
-    """Plain functions: a few daemon threads. A thread cannot be stopped: what overruns keeps its key busy."""
-
-    def __init__(self, loop: HandlerLoop, size: int) -> None:
-        super().__init__(loop, size)
-        self._loop = asyncio.get_running_loop()
-        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: go home
-        self._rung = False
-        self._threads: list[threading.Thread] = []
-
-    def wake(self, count: int) -> None:
-        wanted = min(count, self.size)
-        while len(self._threads) < wanted:
-            name = f"redrive {self.loop.duty.subscription.name} {len(self._threads)}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        for _ in range(wanted - self._calls.qsize()):
-            self._calls.put(True)
-
-    def _run(self) -> None:
-        while self._calls.get():
-            while (work := self.next()) is not None:
-                self.done(work, attempt(self._function, work.event, work.ctx))
-                if not self._rung and self.is_time(now := self._clock()):
-                    self._rung, self._rung_at = True, now
-                    self._tell(self._ring)
-            if not self._rung:
-                self._rung = True
-                self._tell(self._ring)
-
-    def _ring(self) -> None:
-        self._rung = False
-        self.loop.wake.ring()
-
-    def _tell(self, what: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(what)
-        except RuntimeError:  # the event loop is closed: the process ends
-            return
-
-    async def close(self) -> None:
-        """Wait for those that still run: their keys are busy, and nobody may take the events up before."""
-        for _ in self._threads:
-            self._calls.put(False)
-        while any(thread.is_alive() for thread in self._threads) and not self.loop.abandoned:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)  # threads have no event to wait for without one more thread

@@ -116,11 +116,12 @@ class Settling:
     def commit_works(self, works: Sequence[Work]) -> None:
         """Handlers applied these at intake and asked for nothing else."""
         if works:
+            positions = [work.position for work in works]
             self.applied += len(works)
-            self.settled.update([work.position for work in works])
-            last = max(works, key=_position)
-            if self._last is None or last.position > self._last.position:
-                self._last = last.event
+            self.settled.update(positions)
+            highest = max(positions)
+            if self._last is None or highest > self._last.position:
+                self._last = works[positions.index(highest)].event
 
     def lose(self, work: Work) -> None:
         """An operator was faster: the effects are rolled back, the outcome stays in the history."""
@@ -417,10 +418,6 @@ def tell(settling: Settling) -> None:
     if hook is not None:
         for event, error in settling.failed:
             signals.call(hook, event, error)
-
-
-def _position(work: Work) -> int:
-    return work.position
 
 
 def _retry_fate(work: Work, action: Action, head: Head) -> Retried:

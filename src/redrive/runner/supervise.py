@@ -18,6 +18,7 @@ from redrive.observe import signals as sig
 from redrive.policy.lease import Lease
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
+from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
 from redrive.runner.roster import Roster
@@ -224,7 +225,8 @@ class Supervisor:
         if duty.subscription.kind == "projection":
             loop = ProjectionLoop(duty, self.bridge, wake)
         else:
-            loop = HandlerLoop(duty, self.bridge, wake, threads=self._threads)
+            kind = HandlerLoop if duty.subscription.sink is None else DeliveryLoop
+            loop = kind(duty, self.bridge, wake, threads=self._threads)
         loop.on_idle = self._settled.set
         self.loops[post] = loop
         if self.stopping:

@@ -13,6 +13,10 @@ from redrive.draft import draft, draft_item
 from redrive.errors import UsageError
 from redrive.event import Event, NewEvent, from_row, scheduled_from, withdrawal
 from redrive.store.port import Appending
+from redrive.tracking.intake import Door, Intake
+from redrive.tracking.track import track
+from redrive.tracking.tracker import FLUSH_SECONDS
+from redrive.units import duration
 
 if TYPE_CHECKING:
     from redrive.runtime import Runtime
@@ -36,6 +40,7 @@ class Log:
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.name = name
         self._runtime = runtime
+        self._door: Door | None = None
         self._answers: Answers | None = None
 
     def __repr__(self) -> str:
@@ -145,6 +150,38 @@ class Log:
         if isinstance(tx, Tx):
             raise UsageError("tx= takes the transaction of `with app.transaction() as tx`, not a projection's")
         return bool(self._runtime.store.append_into(tx, self.name, [wish])[0][1])
+
+    def track(
+        self,
+        type: Any,
+        data: Any = None,
+        *,
+        key: str | None = None,
+        id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        time: datetime | None = None,
+    ) -> str | None:
+        """Record one event without waiting for the store, and return its id.
+
+        What is wrong with the event is raised, unless `redrive.quiet()` is on; trouble of the store never is, unless
+        `redrive.strict()` is. The event is in the store a few milliseconds later: `append` is the durable call.
+
+        >>> event_id = orders.track("page.seen", {"path": "/"}, key="visitor-1")
+        """
+        return track(self._runtime, self.name, self._door, self._store, type, data, key, id, headers, time)
+
+    def flush(self, timeout: str | float = FLUSH_SECONDS) -> bool:
+        """Wait until everything that this process has tracked, in any log, is stored; False if that did not happen."""
+        return self._runtime.tracker.flush(duration(timeout))
+
+    def limit(self, intake: Intake | None) -> None:
+        """Set the intake limit, if one is given; two different ones are a mistake."""
+        if intake is None:
+            return
+        if self._door is not None and self._door.intake != intake:
+            raise UsageError(f"log {self.name!r} has an intake limit already: give it in one place")
+        if self._door is None:
+            self._door = Door(self.name, intake, self._runtime.types)
 
     def read(self, after: int = 0) -> Iterator[Event[Any]]:
         """All events above a position, in order, a page at a time."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from redrive.event import NewEvent
     from redrive.store.books import Books
+    from redrive.store.guards import Guards
     from redrive.store.keyed import Keyed
     from redrive.store.letters import Letters
     from redrive.store.log import Logs
@@ -114,6 +115,7 @@ class StoreTx(Protocol):
     progress: Progress
     letters: Letters
     keyed: Keyed
+    guards: Guards
     books: Books
 
     @property

@@ -964,6 +964,75 @@ WHERE name > ? AND name NOT IN ('format', 'compatible_from', 'syncs', 'copying',
 -- name: meta_drop
 DELETE FROM redrive_meta WHERE name = :name
 
+-- ---------------------------------------------------------------- metrics
+
+-- name: metrics_letters
+-- Open letters by state and reason, from the counters.
+SELECT s.name, c.state, c.reason, CAST(sum(c.n) AS bigint) FROM redrive_letter_counts c
+JOIN redrive_subscriptions s ON s.id = c.subscription WHERE c.state IN ('retrying', 'dead')
+GROUP BY s.name, c.state, c.reason
+
+-- name: metrics_letters_held
+-- Of each subscription and state the open letter that was held first, and since when.
+SELECT s.name, o.state, (SELECT l.parked_at FROM redrive_letters l
+                         WHERE l.state = o.state AND l.subscription = s.id ORDER BY l.id LIMIT 1)
+FROM redrive_subscriptions s CROSS JOIN (SELECT 'retrying' AS state UNION ALL SELECT 'dead') AS o
+
+-- name: metrics_lanes
+-- Of each subscription how many lanes are parked, counted up to a limit, and how full the fullest is.
+SELECT s.name,
+       (SELECT count(*) FROM (SELECT 1 FROM redrive_lanes l WHERE l.subscription = s.id LIMIT :limit) AS counted),
+       (SELECT n FROM redrive_lanes l WHERE l.subscription = s.id ORDER BY l.n DESC LIMIT 1)
+FROM redrive_subscriptions s
+
+-- name: metrics_replayed
+-- What came of all bulk replays that are on record.
+SELECT CAST(coalesce(sum(applied), 0) AS bigint), CAST(coalesce(sum(failed), 0) AS bigint),
+       CAST(coalesce(sum(skipped), 0) AS bigint), CAST(coalesce(sum(waiting), 0) AS bigint)
+FROM redrive_operations WHERE action = 'replay'
+
+-- ------------------------------------------------------------ breakers and limits
+
+-- name: breaker_get
+SELECT state, failures, successes, since, until FROM redrive_breakers WHERE name = :name
+
+-- name: breakers_all
+SELECT name, state, failures, successes, since, until FROM redrive_breakers ORDER BY name
+
+-- name: breaker_lock
+-- There is a row from here on, and it is this transaction's.
+INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0)
+ON CONFLICT (name) DO UPDATE SET failures = redrive_breakers.failures
+RETURNING state, failures, successes, since, until
+
+-- name: breaker_save
+UPDATE redrive_breakers SET state = :state, failures = :failures, successes = :successes, since = :since, until = :until
+WHERE name = :name
+
+-- name: breaker_declare
+INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING
+
+-- name: probes_in_flight
+SELECT coalesce(sum(p.n), 0) FROM redrive_probes p
+JOIN redrive_progress m ON m.member = p.member AND m.epoch = p.epoch
+WHERE p.breaker = :breaker AND p.until > :now
+
+-- name: probes_take
+INSERT INTO redrive_probes VALUES (:breaker, :member, :epoch, :n, :until)
+ON CONFLICT (breaker, member) DO UPDATE
+SET n = excluded.n + CASE WHEN redrive_probes.epoch = excluded.epoch THEN redrive_probes.n ELSE 0 END,
+    epoch = excluded.epoch, until = excluded.until
+
+-- name: probes_return
+UPDATE redrive_probes SET n = n - :n WHERE breaker = :breaker AND member = :member AND epoch = :epoch AND n >= :n
+
+-- name: bucket_lock
+INSERT INTO redrive_buckets VALUES (:name, 0) ON CONFLICT (name) DO UPDATE SET full_at = redrive_buckets.full_at
+RETURNING full_at
+
+-- name: bucket_save
+UPDATE redrive_buckets SET full_at = :full_at WHERE name = :name
+
 -- ---------------------------------------------------------------- scheduled events
 
 -- Whoever writes here has claimed the log: what is found in it, or waits for it, stays so until the commit.

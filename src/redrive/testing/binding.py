@@ -38,7 +38,7 @@ class Binding:
         runtime.signals = Signals(inline=True)
         for former in (*self._former["signals"]._listeners, listener):
             runtime.signals.listen(former)
-        runtime.inline, runtime._given_env, runtime._readers = True, True, None
+        runtime.inline, runtime._given_env, runtime._readers, runtime._tracker = True, True, None, None
         runtime._url, runtime._env = path, env
         runtime._settings = msgspec.structs.replace(self._settings, store=None)
         self.open()
@@ -70,7 +70,10 @@ class Binding:
 
     def reopen(self, owner: str) -> None:
         """Another process on the same file: its predecessor is known to be gone."""
-        self.app.runtime._readers = None
+        runtime = self.app.runtime
+        runtime._readers = None
+        if self.store.dead and runtime._tracker is not None:
+            runtime._tracker.abandon()  # what was in memory dies with the process
         self.app.close()
         self.env.dead.add(self.env.owner)
         self.env.owner = owner

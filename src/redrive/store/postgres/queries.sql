@@ -467,3 +467,10 @@ SELECT current_setting('lock_timeout')
 
 -- name: pg_set_lock_timeout
 SELECT set_config('lock_timeout', ?, true)
+
+-- ---------------------------------------------------------------- metrics
+
+-- name: metrics_bytes
+-- How large the store is.
+SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'redrive' AND c.relkind = 'r'

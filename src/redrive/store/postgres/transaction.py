@@ -10,6 +10,7 @@ from psycopg.pq import TransactionStatus
 
 from redrive.errors import CommitUnknown, StoreError, UsageError
 from redrive.store.books import Books
+from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
@@ -41,6 +42,7 @@ class PostgresTx:
         self.progress = Progress(self.sql)
         self.letters = Letters(self.sql, NoSieve(self.sql))
         self.keyed = Keyed(self.sql)
+        self.guards = Guards(self.sql)
         self.books = Books(self.sql)
 
     def execute(self, sql: str, params: Any = (), /) -> Any:

@@ -479,3 +479,9 @@ INSERT INTO redrive_scheduled (log, id, type, key, schema, time_us, headers, dat
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
 WHERE NOT EXISTS (SELECT 1 FROM redrive_events WHERE log = ?1 AND id = ?2)
 ON CONFLICT DO NOTHING
+
+-- ---------------------------------------------------------------- metrics
+
+-- name: metrics_bytes
+-- How large the store is.
+SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()

@@ -367,6 +367,29 @@ CREATE TABLE redrive_audit (
     hash         TEXT NOT NULL                      -- of this row and the hash before it
 );
 
+CREATE TABLE redrive_breakers (                     -- of dependencies, shared by all who name them
+    name      TEXT PRIMARY KEY,
+    state     TEXT NOT NULL,                        -- closed, open, probing
+    failures  INTEGER NOT NULL,                     -- in a row, while closed
+    successes INTEGER NOT NULL,                     -- of probes, while probing
+    since     REAL NOT NULL,
+    until     REAL                                  -- open: when it may be probed; NULL: when somebody closes it
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_probes (                       -- calls let through a probing breaker, by who made them
+    breaker TEXT NOT NULL,
+    member  INTEGER NOT NULL,
+    epoch   INTEGER NOT NULL,                       -- of the owner then: the probes of one that was fenced count no more
+    n       INTEGER NOT NULL,
+    until   REAL NOT NULL,                          -- nor do those of one whom nobody succeeds
+    PRIMARY KEY (breaker, member)
+) WITHOUT ROWID;
+
+CREATE TABLE redrive_buckets (                      -- limits that workers share
+    name    TEXT PRIMARY KEY,
+    full_at REAL NOT NULL
+) WITHOUT ROWID;
+
 CREATE TABLE redrive_scheduled (                    -- events that are appended when they are due, and then leave
     seq     INTEGER PRIMARY KEY,                    -- of two that are due at the same time, the first comes first
     log     INTEGER NOT NULL,

@@ -22,6 +22,7 @@ from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.books import Books
 from redrive.store.groups import Done, append_group, run_here
+from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
@@ -74,6 +75,7 @@ class SqliteTx:
         self.progress = Progress(self.sql)
         self.letters = Letters(self.sql)
         self.keyed = Keyed(self.sql)
+        self.guards = Guards(self.sql)
         self.books = Books(self.sql)
 
     def control(self, statement: str) -> None:

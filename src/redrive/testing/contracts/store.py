@@ -7,6 +7,7 @@ class TestMyStore(StoreContract):
 
 from __future__ import annotations
 
+from redrive.testing.contracts.guards import GuardContract
 from redrive.testing.contracts.letters import BookContract, LetterContract
 from redrive.testing.contracts.logs import LogContract, ReadingContract
 from redrive.testing.contracts.progress import KeyedContract, ProgressContract
@@ -14,6 +15,7 @@ from redrive.testing.contracts.transactions import TransactionContract
 
 
 class StoreContract(
-    TransactionContract, LogContract, ReadingContract, ProgressContract, KeyedContract, LetterContract, BookContract
-):
+    TransactionContract, LogContract, ReadingContract, ProgressContract, KeyedContract, LetterContract, BookContract,
+    GuardContract,
+):  # fmt: skip
     """Everything the engine asks of a store."""

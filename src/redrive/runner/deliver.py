@@ -1,0 +1,181 @@
+"""Deliveries: handlers whose function is a sink, which may take a list of events at a time.
+
+A list holds one event of a lane, so that nothing overtakes an event that the sink refuses; only a sink that takes
+all or nothing (`whole`) is given several. Whatever a sink raises is an outcome of each event it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from redrive.errors import RetryLater
+from redrive.policy import outcome as out
+from redrive.policy.classify import blames_a_dependency
+from redrive.runner.call import outcome_of
+from redrive.runner.duty import Work
+from redrive.runner.loop import HandlerLoop
+from redrive.runner.probe import Prober
+from redrive.runner.staff import SETTLE_AFTER, SETTLE_AT, Employer, Staff, TaskStaff
+from redrive.sinks.port import Sink, SomeFailed
+
+
+class DeliveryLoop(HandlerLoop):
+    """A handler's loop that asks the sink how it is while its breaker is open."""
+
+    def _hire(self, size: int, *, threads: bool) -> Staff:
+        return Couriers(self, size)
+
+    async def run(self) -> None:
+        sink, gate = self.duty.subscription.sink, self.work.gate
+        if sink is None or gate is None or gate.rule is None or not sink.can_probe():
+            await super().run()
+            return
+        prober = asyncio.create_task(Prober(sink, gate, self.bridge, self.wake).run())
+        try:
+            await super().run()
+        finally:
+            prober.cancel()
+            await asyncio.gather(prober, return_exceptions=True)
+
+
+class Couriers(TaskStaff):
+    """A few long-lived tasks that carry events to the sink."""
+
+    def __init__(self, loop: Employer, size: int) -> None:
+        super().__init__(loop, size)
+        sink = loop.work.duty.subscription.sink
+        assert sink is not None
+        self.sink: Sink = sink
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def _come(self, count: int) -> None:
+        """There is work; a sink that likes its lists full may have it wait for company."""
+        if count >= self.sink.batch_max or not self.sink.batch_wait:
+            self._start(count)
+        elif self._waiting is None:
+            self._waiting = asyncio.get_running_loop().call_later(self.sink.batch_wait, self._start, 0)
+
+    def _start(self, count: int) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        lists = -(-max(count, len(self.desk.ready)) // self.sink.batch_max)
+        super()._come(lists)
+
+    async def _work(self) -> None:
+        """List after list until nothing is ready; started again when there is."""
+        me = asyncio.current_task()
+        try:
+            while works := self._take(me):
+                await self._carry(works)
+        except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
+            running = self.desk.running
+            for work in [work for work, task in running.items() if task is me]:
+                del running[work]
+            raise
+        self._ring()
+
+    def _take(self, task: Any) -> list[Work]:
+        """The next events for one call of the sink."""
+        works: list[Work] = []
+        limit = self.sink.batch_max
+        while len(works) < limit and (work := self._next(task)) is not None:
+            works.append(work)
+            if self.sink.whole and work.lane is not None and work.head is None and not work.alone:
+                works.extend(self._chain(work, limit - len(works), task))
+        return works
+
+    def _next(self, task: Any) -> Work | None:
+        gate, ready = self.loop.work.gate, self.desk.ready
+        if self.loop.stopping:
+            return None
+        try:
+            work = ready.popleft() if gate is None else gate.pass_one(ready)
+        except IndexError:
+            return None
+        work.started = self._clock()
+        self.desk.running[work] = task
+        return work
+
+    def _chain(self, first: Work, room: int, task: Any) -> list[Work]:
+        """What queues behind an event in its lane may go with it."""
+        chain: list[Work] = []
+        gate = self.loop.work.gate
+        if gate is not None and not gate.stands_open:
+            return chain
+        for work in self.desk.take_followers(first, room):
+            work.started = first.started
+            self.desk.running[work] = task
+            chain.append(work)
+        return chain
+
+    async def _carry(self, works: list[Work]) -> None:
+        """Send them, and put down what came of each."""
+        errors = await self._send(works)
+        if len(works) > 1 and errors and len(errors) == len(works) and not _is_everybodys(errors[0]):
+            errors = await self._send_each(works)
+        failed_lanes: set[str] = set()
+        for at, work in enumerate(works):
+            self._put_down(work, errors.get(at), failed_lanes)
+        now = self._clock()
+        if now - self._heard_at >= SETTLE_AFTER or len(self.desk.outbox) >= SETTLE_AT:
+            self._heard_at = now
+            self._ring()
+        await asyncio.sleep(0)
+
+    async def _send_each(self, works: Sequence[Work]) -> dict[int, BaseException]:
+        """One of them spoils the list: which? What follows it in its lane is not sent."""
+        errors: dict[int, BaseException] = {}
+        failed_lanes: set[str | None] = set()
+        for at, work in enumerate(works):
+            if work.lane is None or work.lane not in failed_lanes:
+                for error in (await self._send([work])).values():
+                    errors[at] = error
+                    failed_lanes.add(work.lane)
+        return errors
+
+    def _put_down(self, work: Work, error: BaseException | None, failed_lanes: set[str]) -> None:
+        del self.desk.running[work]
+        if work.lane is not None and work.lane in failed_lanes:  # it was given with one before it that failed
+            self.desk.follow(work)
+            return
+        if error is None:
+            work.outcome = out.APPLIED
+        else:
+            work.outcome = outcome_of(error, _never, limit=self.loop.work.duty.engine.settings.error_text_max)
+            if work.lane is not None:
+                failed_lanes.add(work.lane)
+        self.desk.outbox.append(work)
+        gate = self.loop.work.gate
+        if gate is not None and gate.called(work):
+            self._heard_at = 0.0  # it is time to settle: the breaker wants to know
+
+    async def _send(self, works: Sequence[Work]) -> dict[int, BaseException]:
+        """What was raised for which of them; nothing, if all arrived."""
+        events = [work.event for work in works if work.event is not None]
+        try:
+            await self.sink.send(events)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not any(work.timed_out for work in works) and task is not None and task.cancelling():
+                raise
+            if task is not None and task.cancelling():
+                task.uncancel()
+            timeout = self.loop.work.duty.subscription.timeout or 0.0
+            return dict.fromkeys(range(len(works)), TimeoutError(f"the sink did not answer within {timeout:g} s"))
+        except SomeFailed as some:
+            return {at: error for at, error in some.errors.items() if 0 <= at < len(works)}
+        except BaseException as error:
+            return dict.fromkeys(range(len(works)), error)
+        return {}
+
+
+def _is_everybodys(error: BaseException) -> bool:
+    """Does the error concern the sink as a whole, so that sending each by itself would meet it again?"""
+    return blames_a_dependency(error) or isinstance(error, RetryLater)
+
+
+def _never(_: BaseException) -> bool:
+    return False

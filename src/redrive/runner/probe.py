@@ -1,0 +1,39 @@
+"""Asking a sink how it is while its breaker is open, so that it heals without an event being spent on it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redrive.policy.limiter import Bucket
+from redrive.runner.bridge import Bridge
+from redrive.runner.gate import Gate
+from redrive.runner.wake import Wake
+from redrive.sinks.port import Sink
+
+PROBE_EVERY = 5.0  # seconds between two looks at a sink that is not well, of all workers together
+PROBE_TIMEOUT = 10.0
+
+
+class Prober:
+    """Calls `probe` now and then while the breaker is open, and tells it the answer."""
+
+    def __init__(self, sink: Sink, gate: Gate, bridge: Bridge, wake: Wake) -> None:
+        self.sink, self.gate, self._bridge, self._wake = sink, gate, bridge, wake
+        self._turns = Bucket(1 / PROBE_EVERY, 1)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(PROBE_EVERY)
+            if not self.gate.is_open or not await self._bridge.run(lambda: self.gate.may_probe(self._turns)):
+                continue
+            good = await self._ask()
+            await self._bridge.run(lambda good=good: self.gate.probed(good))  # type: ignore[misc]
+            self._wake.ring()
+
+    async def _ask(self) -> bool:
+        try:
+            await asyncio.wait_for(self.sink.probe(), PROBE_TIMEOUT)
+        except Exception:  # whatever a sink raises means that it is not well
+            return False
+        return True

@@ -1,0 +1,258 @@
+"""Deliveries: every event arrives, in key order, and a sink that is not well delays nobody but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from redrive import App, Reject, UsageError, breaker, retry
+from redrive.event import Event
+from redrive.settings import Settings
+from redrive.sinks.port import Sink, SomeFailed
+from redrive.testing import Harness
+from redrive.testing.fakes import FakeClock
+
+QUICK = retry(attempts=3, wait="1s", factor=1, jitter=0)
+
+
+class Shelf(Sink):
+    """Keeps what it is sent; fails as it is told."""
+
+    def __init__(self, name: str, batch_max: int = 1, *, whole: bool = False, clock: FakeClock | None = None) -> None:
+        super().__init__(name)
+        self.batch_max, self.whole = batch_max, whole
+        self.clock, self.times = clock or FakeClock(), list[float]()
+        self.lists: list[list[str]] = []
+        self.calls = 0
+        self.refuse: Callable[[str], BaseException | None] = lambda name: None
+        self.down: BaseException | None = None
+
+    async def send(self, events: Sequence[Event[Any]]) -> None:
+        self.calls += 1
+        if self.down is not None:
+            raise self.down
+        errors = {at: error for at, event in enumerate(events) if (error := self.refuse(event.data)) is not None}
+        if errors and self.whole:
+            raise next(iter(errors.values()))
+        self.times += [self.clock.monotonic()] * (len(events) - len(errors))
+        self.lists.append([event.data for at, event in enumerate(events) if at not in errors])
+        if errors:
+            raise SomeFailed(errors)
+
+    @property
+    def got(self) -> list[str]:
+        return [name for names in self.lists for name in names]
+
+
+def put(harness: Harness, *names: str) -> None:
+    for name in names:
+        harness.append("orders", "order.placed", name, key=name[0])
+
+
+def deliver(app: App, *sinks: Sink, **options: Any) -> None:
+    app.deliver(app.log("orders"), to=sinks, start="first", **{"retry": QUICK, **options})
+
+
+def test_every_sink_gets_every_event_in_key_order(app: App, harness: Harness) -> None:
+    crm, warehouse = Shelf("crm"), Shelf("warehouse", batch_max=10)
+    deliver(app, crm, warehouse)
+    names = [f"{key}{n}" for n in range(5) for key in "abc"]
+    put(harness, *names)
+    harness.run_until_idle()
+    for sink in (crm, warehouse):
+        assert sorted(sink.got) == sorted(names)
+        assert [name for name in sink.got if name[0] == "b"] == ["b0", "b1", "b2", "b3", "b4"]
+
+
+def test_a_list_holds_one_event_of_a_key_unless_the_sink_takes_all_or_nothing(app: App, harness: Harness) -> None:
+    split, whole = Shelf("split", batch_max=10), Shelf("whole", batch_max=10, whole=True)
+    deliver(app, split, whole, concurrency=1)
+    put(harness, "a1", "a2", "b1", "a3")
+    harness.run_until_idle()
+    assert all(len({name[0] for name in names}) == len(names) for names in split.lists)
+    assert split.lists[0] == ["a1", "b1"]
+    assert whole.lists == [["a1", "a2", "a3", "b1"]]
+
+
+def test_the_refused_item_of_a_list_is_isolated_and_its_key_waits(app: App, harness: Harness) -> None:
+    sink = Shelf("crm", batch_max=10)
+    sink.refuse = lambda name: Reject("no") if name == "a1" else None
+    deliver(app, sink)
+    put(harness, "a1", "b1", "a2", "b2")
+    harness.run_until_idle()
+    assert sorted(sink.got) == ["b1", "b2"]
+    assert [(letter.key, letter.state, letter.reason) for letter in harness.letters()] == [
+        ("a", "dead", "rejected"),
+        ("a", "retrying", "behind_head"),
+    ]
+
+
+def test_a_list_that_is_refused_as_a_whole_is_sent_one_by_one(app: App, harness: Harness) -> None:
+    sink = Shelf("archive", batch_max=10, whole=True)
+    sink.refuse = lambda name: ValueError("unwritable") if name == "a2" else None
+    deliver(app, sink, retry=retry(attempts=1))
+    put(harness, "a1", "a2", "a3", "b1")
+    harness.run_until_idle()
+    assert sink.got == ["a1", "b1"]
+    assert [(letter.event_id, letter.state) for letter in harness.letters()] == [
+        (harness_id(harness, "a2"), "dead"),
+        (harness_id(harness, "a3"), "retrying"),
+    ]
+
+
+def harness_id(harness: Harness, name: str) -> str:
+    return next(event.id for event in harness.app.log("orders").read() if event.data == name)
+
+
+def test_a_sick_sink_delays_only_itself_and_nothing_is_lost(app: App, harness: Harness) -> None:
+    sick, well = Shelf("sick"), Shelf("well")
+    sick.down = ConnectionError("refused")
+    deliver(app, sick, well, breaker=breaker(failures=2, cooldown="10s", probes=1))
+    names = [f"{key}{n}" for n in range(3) for key in "abcdefgh"]
+    put(harness, *names)
+    harness.run_until_idle()
+    assert sorted(well.got) == sorted(names)
+    assert sick.got == []
+    sick.down = None
+    harness.advance("2m")
+    assert sorted(sick.got) == sorted(names)
+    assert [name for name in sick.got if name[0] == "c"] == ["c0", "c1", "c2"]
+    assert [letter.state for letter in harness.letters() if letter.state != "applied"] == []
+
+
+def test_an_open_breaker_calls_nobody_and_spends_no_attempt(app: App, harness: Harness) -> None:
+    sink = Shelf("crm")
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=1, retry=retry(attempts=2, wait="1s", factor=1, jitter=0),
+            breaker=breaker(failures=3, cooldown="1h", probes=1))  # fmt: skip
+    put(harness, *(f"{key}1" for key in "abcdefghij"))
+    harness.run_until_idle()
+    harness.advance("30m")
+    assert sink.calls == 3
+    assert [letter.attempts for letter in harness.letters()] == [1, 1, 1]
+    sink.down = None
+    harness.advance("31m")
+    assert sorted(sink.got) == [f"{key}1" for key in "abcdefghij"]
+
+
+def test_probing_lets_few_through_and_a_relapse_opens_again(app: App, harness: Harness) -> None:
+    sink = Shelf("crm")
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=10, retry=retry(attempts=50, wait="1s", factor=1, jitter=0),
+            breaker=breaker(failures=1, cooldown="60s", probes=2))  # fmt: skip
+    put(harness, *(f"{key}1" for key in "abcdefghijklmnopqrst"))
+    harness.run_until_idle()
+    before = sink.calls
+    harness.advance("61s")
+    assert 1 <= sink.calls - before <= 2
+    sink.down = None
+    harness.advance("61s")
+    assert len(sink.got) == 20
+
+
+def test_errors_of_events_and_of_the_code_do_not_open_a_breaker(app: App, harness: Harness) -> None:
+    sink = Shelf("crm")
+    sink.refuse = lambda name: KeyError(name) if name[0] == "x" else None
+    deliver(app, sink, retry=retry(attempts=1), breaker=breaker(failures=1, cooldown="1h"))
+    put(harness, "x1", "x2", "a1", "b1")
+    harness.run_until_idle()
+    assert sorted(sink.got) == ["a1", "b1"]
+
+
+def test_an_open_breaker_buries_if_it_is_told_to(app: App, harness: Harness) -> None:
+    sink = Shelf("crm")
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=1, breaker=breaker(failures=1, cooldown="1h", when_open="bury"))
+    put(harness, "a1", "b1", "c1")
+    harness.run_until_idle()
+    assert [(one.key, one.state, one.reason, one.attempts) for one in harness.letters()] == [
+        ("a", "retrying", "failing", 1),
+        ("b", "dead", "breaker_open", 0),
+        ("c", "dead", "breaker_open", 0),
+    ]
+
+
+def test_the_rate_grows_after_a_recovery(app: App, harness: Harness) -> None:
+    sink = Shelf("crm", clock=harness.clock)
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=20, breaker=breaker(failures=1, cooldown="10s", probes=1), retry=retry(attempts=9))
+    put(harness, *(f"{chr(200 + n)}1" for n in range(120)))
+    harness.run_until_idle()
+    sink.down = None
+    harness.advance("11s")
+    recovered = sink.times[0]
+    first, fourth = (sum(1 for at in sink.times if n <= at - recovered < n + 1) for n in (0, 3))
+    assert first <= 15
+    assert fourth >= 1.5 * first
+    assert len(sink.got) == 120
+
+
+def test_retries_keep_within_the_budget_and_first_attempts_are_not_counted(app: App, start: Any) -> None:
+    harness = start(app, settings=Settings(retry_budget=10.0))
+    sink = Shelf("crm", clock=harness.clock)
+    sink.down = KeyError("a bug, say")
+    deliver(app, sink, breaker=None, retry=retry(attempts=2, wait="5s", factor=1, jitter=0))
+    put(harness, *(f"{chr(200 + n)}1" for n in range(30)))
+    harness.run_until_idle()
+    assert sink.calls == 30
+    sink.down = None
+    harness.advance("6s")
+    assert len(sink.got) == 30
+    assert 2.8 <= sink.times[-1] - sink.times[0] <= 3.2
+
+
+def test_retries_over_the_budget_are_buried_if_the_settings_say_so(app: App, start: Any) -> None:
+    harness = start(app, settings=Settings(retry_budget=10.0, retry_budget_over="bury"))
+    sink = Shelf("crm")
+    sink.down = KeyError("a bug, say")
+    deliver(app, sink, breaker=None, retry=retry(attempts=2, wait="5s", factor=1, jitter=0))
+    put(harness, *(f"{chr(200 + n)}1" for n in range(5)))
+    harness.run_until_idle()
+    sink.down = None
+    harness.advance("6s")
+    buried = [letter for letter in harness.letters() if letter.state == "dead"]
+    assert {(letter.reason, letter.attempts) for letter in buried} == {("retry_limited", 1)}
+    assert len(sink.got) + len(buried) == 5 and sink.got
+
+
+def test_a_limit_spreads_the_calls(app: App, harness: Harness) -> None:
+    sink = Shelf("crm", clock=harness.clock)
+    deliver(app, sink, limit="10/s")
+    put(harness, *(f"{key}1" for key in "abcdefghijklmnopqrstuvwxyz"))
+    harness.advance("3s")
+    assert len(sink.got) == 26
+    assert 2.3 <= sink.times[-1] - sink.times[0] <= 2.7
+
+
+def test_a_handler_may_have_a_breaker_and_two_may_share_it(app: App, harness: Harness) -> None:
+    calls: list[str] = []
+
+    def declare(name: str) -> None:
+        @app.on(
+            app.log("orders"),
+            name=name,
+            start="first",
+            retry=QUICK,
+            breaker=breaker("stripe", failures=1, cooldown="1h"),
+        )
+        def charge(event: Any, ctx: Any) -> None:
+            calls.append(name)
+            raise TimeoutError
+
+    declare("charge")
+    put(harness, "a1", "b1", "c1")
+    harness.run_until_idle()
+    assert calls == ["charge"]
+    declare("refund")
+    harness.run_until_idle()
+    assert calls == ["charge"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"to": ["crm"]}, {"to": [Shelf("crm")], "breaker": "stripe"}, {"to": [Shelf("c")], "limit": "fast"}]
+)
+def test_what_is_no_sink_no_breaker_or_no_limit_is_refused(app: App, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        app.deliver(app.log("orders"), **wrong)
