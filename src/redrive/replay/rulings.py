@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from redrive import cloudevents
 from redrive.codec import NOT_JSON, from_json
 from redrive.draft import draft
 from redrive.errors import EventError, UsageError
@@ -15,7 +16,6 @@ from redrive.policy.action import REASONS
 from redrive.policy.fingerprint import fingerprint
 from redrive.policy.outcome import Failure
 from redrive.policy.rules import Candidate, Drop, Rules, Step
-from redrive.replay import cloudevents
 from redrive.subscription import overruled_letters
 
 if TYPE_CHECKING:
