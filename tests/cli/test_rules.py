@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def mail(event, ctx): ...
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "ruled", raising=False)
+    monkeypatch.delitem(sys.modules, "ruled", raising=False)
     (tmp_path / "ruled.py").write_text(PROGRAM)
     (tmp_path / "redrive.toml").write_text(
         "[subscriptions.charge.letters]\ndiscard = ['health.*', '/order\\.(noise|void)/']\n"

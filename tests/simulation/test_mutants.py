@@ -23,6 +23,7 @@ import redrive.runner.controls
 import redrive.runner.enroll
 import redrive.runner.handle
 import redrive.runner.leases
+import redrive.runner.scheduling
 import redrive.runner.settle
 import redrive.testing.sim.disk
 import redrive.testing.sim.workload
@@ -38,6 +39,7 @@ from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Engine, Work
 from redrive.runner.handle import Handling, Round
 from redrive.runner.leases import lease_of
+from redrive.runner.scheduling import Look
 from redrive.runner.settle import Settling, tell
 from redrive.runner.staff import Staff
 from redrive.store.done import Done
@@ -45,6 +47,7 @@ from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.port import StoreTx, Subscribed
 from redrive.store.progress import member_of
+from redrive.store.scheduled import take_due
 from redrive.store.sqlite.store import SqliteStore, queries
 from redrive.subscription import Subscription
 from redrive.testing.sim.options import Faults
@@ -534,6 +537,29 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(redrive.testing.sim.disk, "ISOLATION", None)
     patch.setattr(SqliteStore, "_has_ended", lambda self: False)
     patch.setattr(redrive.testing.sim.workload, "ODD", ("stubborn",))
+
+
+# ---------------------------------------------------------------- scheduled events
+
+
+LATER: dict[str, Any] = {"emit": True, "later": 0.3}
+
+
+@mutant("what is due leaves the schedule in one transaction and is appended in another", "1", **LATER)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def in_two_steps(engine: Engine) -> Look:
+        with engine.store.transaction() as tx:
+            due = take_due(tx.sql, tx.progress.now(engine.env.clock), 100)
+        with engine.store.transaction() as tx:
+            tx.logs.append("out", [one.event for one in due])
+        return Look(bool(due), 0.1)
+
+    patch.setattr(redrive.runner.scheduling, "append_due", in_two_steps)
+
+
+@mutant("a clock that was set back makes what is scheduled wait for as long", "21", **LATER, faults=Faults(chaos=2.0))
+def _(patch: pytest.MonkeyPatch) -> None:
+    rewrite(patch, "scheduled_rebase", "WHERE set_at > :now", "WHERE set_at > :now + 1e9")
 
 
 # ---------------------------------------------------------------- the hunt

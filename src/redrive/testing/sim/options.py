@@ -66,6 +66,7 @@ class Options:
     partitions: int
     repartition: int  # how many there are after the second half of the trouble began
     wait: float  # seconds before the next attempt; without any, a projection makes it in the same transaction
+    later: float  # seconds after which what is emitted comes into the log; 0: at once
 
     @staticmethod
     def of(seed: int, **given: Any) -> Options:
@@ -107,6 +108,7 @@ class Options:
             partitions=dice.choice([1, 1, 1, 2, 3]),
             repartition=dice.choice([1, 2, 3]),
             wait=dice.choice([0.0, 0.1, 0.1]) if not handler else 0.1,
+            later=dice.choice([0.0, 0.0, 0.0, 0.0, 0.02, 0.5]),
         )
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:

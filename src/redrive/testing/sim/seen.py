@@ -15,6 +15,7 @@ FROM redrive_progress JOIN redrive_subscriptions s ON s.id = subscription WHERE 
 MARKS = """SELECT member, position FROM redrive_done
 WHERE subscription = ?1 AND position > (SELECT min(position) FROM redrive_progress WHERE subscription = ?1)"""
 ECHOES = "SELECT key, data FROM redrive_events WHERE type = 'echo' ORDER BY position"
+WAITING = "SELECT key, data FROM redrive_scheduled ORDER BY due_at, seq"
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class Seen(NamedTuple):
     letters: dict[str, Letter]
     states: tuple[tuple[str, bytes], ...]
     echoes: tuple[tuple[str | None, bytes], ...]
+    waiting: tuple[tuple[str | None, bytes], ...]  # echoes that are scheduled
     skipped: tuple[tuple[int, int], ...]  # ranges that an operator gave up: above, up to
 
     def fates(self) -> tuple[Any, ...]:
@@ -114,7 +116,7 @@ class Seen(NamedTuple):
         return self.has_passed(planned) and (planned.fate == "ignore" or self.skips(planned))
 
 
-NOTHING = Seen((), 0, 0, 0, 0, 0, (), frozenset(), {}, (), (), ())
+NOTHING = Seen((), 0, 0, 0, 0, 0, (), frozenset(), {}, (), (), (), ())
 
 
 def look(disk: Disk, forgotten: set[int]) -> Seen:
@@ -147,5 +149,6 @@ def look(disk: Disk, forgotten: set[int]) -> Seen:
         letters={row[0]: Letter(*row) for row in letters},
         states=tuple((key, data) for key, data in rows("SELECT key, data FROM redrive_state")),
         echoes=tuple((key, data) for key, data in rows(ECHOES)),
+        waiting=tuple((key, data) for key, data in rows(WAITING)),
         skipped=tuple((above, upto) for above, upto in rows("SELECT from_position, to_position FROM redrive_ranges")),
     )  # fmt: skip

@@ -141,7 +141,8 @@ class Workload:
             if self.options.emit:
                 version = len(out.read_key(SHARED)) if planned.fate == "versioned" else None
                 key = planned.key if version is None else SHARED
-                tx.emit(out, "echo", {"of": event.id}, key=key, expected_version=version)
+                after = self.options.later if version is None and self.options.later else None
+                tx.emit(out, "echo", {"of": event.id}, key=key, expected_version=version, after=after)
             if planned.fate == "picky":
                 self._count_failure(event, fails=not self._repaired(event))
                 tx.execute(PICKY, (event.id, int(self._repaired(event))))
@@ -201,9 +202,9 @@ class Workload:
                 ctx.state.clear()
         if self.options.emit:
             version = len(out.read_key(SHARED)) if planned.fate == "versioned" else None
-            ctx.emit(
-                out, "echo", {"of": event.id}, key=planned.key if version is None else SHARED, expected_version=version
-            )
+            after = self.options.later if version is None and self.options.later else None
+            key = planned.key if version is None else SHARED
+            ctx.emit(out, "echo", {"of": event.id}, key=key, expected_version=version, after=after)
         if planned.fate == "picky":
             ctx.execute(PICKY, (event.id, int(self._repaired(event))))
             self._count_failure(event, fails=not self._repaired(event))
