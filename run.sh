@@ -76,6 +76,35 @@ inspect() {
     "$python" -m mypy "$@"
 }
 
+# The store's contract is also tested on an older major of Postgres: the distribution's package, unpacked into .venv and
+# not installed. Without it the run goes on, and says so here and in its summary.
+find_older_postgres() {
+    if [ -n "${REDRIVE_TEST_POSTGRES_OLD:-}" ]; then return; fi
+    for folder in /usr/lib/postgresql/1[4-7]/bin; do
+        if [ -x "$folder/initdb" ]; then return; fi
+    done
+    if [ ! -d .venv/older-postgres/usr ]; then unpack_older_postgres >/dev/null 2>&1 || rm -rf .venv/older-postgres; fi
+    for folder in .venv/older-postgres/usr/lib/postgresql/*/bin; do
+        if [ -x "$folder/initdb" ]; then
+            REDRIVE_TEST_POSTGRES_OLD=$(pwd)/$folder
+            export REDRIVE_TEST_POSTGRES_OLD
+            return
+        fi
+    done
+    say "NO OLDER POSTGRES: apt has no package postgresql-15 to give; the contract is tested on the newest alone"
+}
+
+unpack_older_postgres() {  # as any user: nothing of the system is changed
+    command -v apt-get && command -v dpkg || return 1
+    cache=$(pwd)/.venv/older-postgres
+    mkdir -p "$cache/lists/partial" "$cache/archives/partial"
+    set -- -o Debug::NoLocking=1 -o "Dir::State::lists=$cache/lists" -o "Dir::Cache=$cache" -o APT::Sandbox::User=
+    timeout 60 apt-get "$@" update
+    timeout 60 apt-get "$@" --yes --no-install-recommends --download-only --reinstall install postgresql-15
+    for package in "$cache"/archives/*.deb; do dpkg -x "$package" "$cache"; done
+    rm -rf "$cache/lists" "$cache/archives"
+}
+
 command=${1:-}
 if [ $# -gt 0 ]; then shift; fi
 case $command in
@@ -86,6 +115,7 @@ demo)
 test)
     install test '.[test]'
     inspect
+    find_older_postgres
     exec "$python" -m pytest -n 2 --durations=15 "$@"
     ;;
 check)

@@ -20,6 +20,7 @@ class Sizes:
     events: int = 50_000
     fast_peer: int = 5_000  # enough for a steady rate; the job of 50,000 would take it six seconds a round
     slow_peer: int = 500
+    job_queue: int = 1_000
     appends: int = 20_000
     appends_one_by_one: int = 2_000
     growth: int = 1_000_000
@@ -31,7 +32,7 @@ class Sizes:
     tracked: int = 80_000  # a second and a half of eight threads
 
 
-QUICK = Sizes(1_000, 100, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000)
+QUICK = Sizes(1_000, 100, 20, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         Contestant("letters", "letters", "bench.letters:look", lambda lab: _letters_file(lab, sizes)),
         Contestant("listings", "letters", "bench.listings:look", lambda lab: _letters_file(lab, sizes)),
         Contestant("growth", "growth", "bench.redrives:projection", lambda lab: _big_file(lab, sizes.growth)),
+        Contestant("metrics", "metrics", "bench.watched:watched", own_file),
         Contestant("restart", "restart", "bench.restart:restart", own_file),
         plain("start", "start", "bench.start:start"),
         *_on_postgres(sizes),
@@ -104,6 +106,11 @@ def _on_postgres(sizes: Sizes) -> list[Contestant]:
             name, "postgres", function, lambda lab: built(lab, "own", postgres.build, n) | {"n": n} | more
         )
 
+    def peer(name: str, function: str, count: int) -> Contestant:
+        return Contestant(
+            name, "postgres", f"bench.pgpeers:{function}", lambda lab: {"server": lab.server.url, "n": count}
+        )
+
     def fleet(name: str, function: str, **more: Any) -> Contestant:
         rest = {"lease": sizes.lease_seconds, **more}
         return Contestant(name, "workers", function, lambda lab: built(lab, "empty", postgres.build, 0) | rest)
@@ -111,6 +118,9 @@ def _on_postgres(sizes: Sizes) -> list[Contestant]:
     return [
         raw("pg raw pipeline"),
         own("pg projection", "bench.postgres:projection"),
+        peer("pg eventsourcing", "eventsourcing", sizes.fast_peer),
+        peer("pg pgqueuer", "pgqueuer", sizes.fast_peer),
+        peer("pg procrastinate", "procrastinate", sizes.job_queue),
         raw("pg raw unnest", unnest=True),
         own("pg set-based", "bench.postgres:set_based"),
         own("pg clean", "bench.postgres:unordered", poison=""),

@@ -16,6 +16,9 @@ KINDS = {
     "pg raw unnest": RAW,
     "eventsourcing": PEER,
     "eventsource-py": PEER,
+    "pg eventsourcing": PEER,
+    "pg pgqueuer": PEER,
+    "pg procrastinate": PEER,
 }
 
 

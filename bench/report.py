@@ -80,7 +80,7 @@ def as_json(rounds: Sequence[Round], found: Sequence[Result], sizes: Sizes) -> d
 def machine() -> dict[str, Any]:
     """Where it was measured."""
     packages = {}
-    for name in ("redrive", "msgspec", "eventsourcing", "eventsource-py"):
+    for name in ("redrive", "msgspec", "eventsourcing", "eventsource-py", "pgqueuer", "procrastinate"):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:

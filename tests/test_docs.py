@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import redrive
-from redrive import failpoints
+from redrive import failpoints, sinks
 from redrive.observe import logs, signals
 from redrive.policy import action
 from redrive.policy.rules import Candidate
@@ -29,6 +29,8 @@ GUIDE = DOCS / "guide"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+SINKS = (sinks.file, sinks.stdout, sinks.loki, sinks.otlp, sinks.sentry)
 
 # Not hidden, because the engine uses them across modules; of no use to a function.
 FOR_THE_ENGINE = {
@@ -184,11 +186,28 @@ def rows_of(page: str, heading: str) -> set[str]:
         (redrive.conflicts, "retries-and-letters.md", "| option of `conflicts` |"),
         (redrive.rules, "retries-and-letters.md", "| option of `rules` |"),
         (redrive.App, "embedding.md", "| option of `App` |"),
+        (redrive.App.deliver, "delivery.md", "| option of `deliver` |"),
+        (redrive.breaker, "delivery.md", "| option of `breaker` |"),
+        (redrive.webhook, "delivery.md", "| option of `webhook` |"),
+        *((sink, "delivery.md", f"| option of `{sink.__name__}` |") for sink in SINKS),
     ],
-    ids=["on", "projection", "retry", "conflicts", "rules", "App"],
+    ids=[
+        "on",
+        "projection",
+        "retry",
+        "conflicts",
+        "rules",
+        "App",
+        "deliver",
+        "breaker",
+        "webhook",
+        *(sink.__name__ for sink in SINKS),
+    ],
 )
 def test_the_table_of_options_is_exactly_the_signature(function: Callable[..., Any], page: str, heading: str) -> None:
-    known = set(options(function)) - {"source"}  # the log, which is spoken of above the table
+    known = set(options(function))
+    if function.__qualname__.startswith("Declarations."):
+        known -= {"source"}  # the log, which is spoken of above the table
     assert rows_of(page, heading) == known
 
 
@@ -199,6 +218,19 @@ def test_the_documented_numbers_of_retry_are_the_defaults() -> None:
             if parameter.default is not None:
                 shown = f'`"{parameter.default}"`' if isinstance(parameter.default, str) else str(parameter.default)
                 assert f"| `{name}` | {shown} |" in text, name
+
+
+@pytest.mark.parametrize("sink", [redrive.webhook, *SINKS], ids=lambda sink: sink.__name__)
+def test_the_documented_defaults_of_a_sink_are_the_defaults(sink: Callable[..., Any]) -> None:
+    text = (GUIDE / "delivery.md").read_text(encoding="utf-8")
+    table = text[text.index(f"| option of `{sink.__name__}` |") :].partition("\n\n")[0]
+    for name, parameter in inspect.signature(sink).parameters.items():
+        default = parameter.default
+        if default is parameter.empty or (default is None and f"| `{name}` |" in table):
+            continue
+        shown = {True: "yes", False: "no"}.get(default) if isinstance(default, bool) else str(default)
+        shown = f'`"{default}"`' if isinstance(default, str) else shown
+        assert f"| `{name}` | {shown} |" in table, name
 
 
 def test_every_argument_of_append_is_documented() -> None:

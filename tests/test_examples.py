@@ -24,6 +24,16 @@ SECONDS_MAX = 30.0  # for a program that takes a second, on a machine that is bu
 PRINTED = {
     "03_keyed_state.py": ["account.locked ada\n", "account.locked ada\n"],
     "04_typed_events.py": ["32.50 EUR\n9.99 USD\n", "65.00 EUR\n19.98 USD\n"],
+    "08_saga.py": [
+        "00:00 order-1 order.placed\n"
+        "00:00 order-2 order.placed\n"
+        "00:10 order-1 payment.received\n"
+        "00:10 order-1 order.confirmed\n"
+        "00:30 order-2 payment.overdue\n"
+        "00:30 order-2 order.cancelled\n"
+        "00:30 order-2 payment.received\n"
+        "00:30 order-2 payment.refunded\n"
+    ],
     "06_batch_projection.py": ["{'/': 2000, '/about': 1000}\n", "{'/': 4000, '/about': 2000}\n"],
 }
 

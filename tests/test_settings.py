@@ -9,6 +9,7 @@ import pytest
 
 from redrive.errors import UsageError
 from redrive.settings import (
+    LetterSettings,
     RetrySettings,
     Settings,
     SubscriptionSettings,
@@ -258,7 +259,7 @@ def options(struct: type) -> dict[str, str]:
     source = SOURCE.read_text(encoding="utf-8")
     body = source[source.index(f"class {struct.__name__}(") :].split("\n\n\n")[0]
     commented = dict(re.findall(r"^    (\w+): .+? = .+?  # (.+)$", body, re.MULTILINE))
-    tables = {"retry", "subscriptions"}
+    tables = {"retry", "letters", "subscriptions"}
     assert set(commented) == set(struct.__struct_fields__) - tables, "an option has no reason beside it"  # type: ignore[attr-defined]
     return commented
 
@@ -275,8 +276,9 @@ def test_the_page_lists_every_option_with_its_reason() -> None:
 
 def test_the_page_lists_every_option_of_a_subscription() -> None:
     retry = {f"retry.{name}": why for name, why in options(RetrySettings).items()}
+    letters = {f"letters.{name}": why for name, why in options(LetterSettings).items()}
     listed = {name.strip("`"): why for name, why in rows("Options of one subscription")}
-    assert listed == options(SubscriptionSettings) | retry
+    assert listed == options(SubscriptionSettings) | retry | letters
 
 
 def test_the_defaults_on_the_page_are_the_defaults(tmp_path: Path) -> None:
@@ -318,3 +320,23 @@ def test_the_example_on_the_page_is_valid(tmp_path: Path) -> None:
     settings, _ = load_settings(write(tmp_path, example), {"REDRIVE_PROFILE": "production"})
     assert settings.log_format == "json"
     assert settings.subscriptions["charge"].retry == RetrySettings(attempts=8, wait=2.0, wait_max=600.0)
+
+
+def test_rules_for_letters_are_read_from_the_file_and_the_environment(tmp_path: Path) -> None:
+    path = write(tmp_path, """
+        [subscriptions.charge]
+        letters = {discard = ["health.*", '/debug\\..*/'], keep_if = "shop.rules:dear"}
+    """)  # fmt: skip
+    variable = "REDRIVE_SUBSCRIPTIONS__CHARGE__LETTERS__KEEP"
+    settings, origins = load_settings(path, {variable: "order.*, audit.*"})
+    assert settings.subscriptions["charge"].letters == LetterSettings(
+        discard=("health.*", r"/debug\..*/"), keep=("order.*", "audit.*"), keep_if="shop.rules:dear"
+    )
+    assert origins["subscriptions.charge.letters.keep"] == variable
+    assert origins["subscriptions.charge.letters.discard"] == str(path)
+
+
+@pytest.mark.parametrize("text", ["discard = 'health.*'", "discard = ['']", "keep_if = 'dear'", "keep_iff = 'a:b'"])
+def test_rules_for_letters_of_the_wrong_kind_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"subscriptions\.charge\.letters"):
+        load_settings(write(tmp_path, f"[subscriptions.charge.letters]\n{text}"), {})

@@ -32,8 +32,8 @@ DOCSTRING_LINES_MAX = 10
 
 # What each part of the package may import of the package, besides itself.
 SHARED = {"version",
-    "clock", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader", "settings",
-    "subscription", "types", "units",
+    "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader",
+    "settings", "subscription", "types", "units",
 }  # fmt: skip
 PORTS = {"store", "sources", "sinks"}
 LAYERS: dict[str, set[str]] = {
@@ -46,13 +46,15 @@ LAYERS: dict[str, set[str]] = {
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
-    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "tracking"},
+    "watch": SHARED | {"replay"},
+    "declare": SHARED | PORTS | {"policy", "runtime", "tracking"},
+    "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "declare", "tracking", "watch"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "integrations": {"tracking"},  # what other libraries call: they see a switch, and never the engine
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
     "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
-    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking"},
+    "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking", "watch"},
 }
 LAYER_EXCEPTIONS = {
     ("failpoints", "testing"): "only in a child process whose environment a crash test has armed",
@@ -62,15 +64,17 @@ TYPES_ONLY = {
     ("sources", "runtime"): "a Log belongs to the runtime of the App that made it",
     ("runner", "app"): "a process runs the App it is handed",
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
+    ("watch", "app"): "health and metrics are of the App they are handed",
     ("subscription", "sinks"): "a delivery holds the sink it is handed",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
 MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports
-# A folder that is imported only by the function that opens such a store may import its driver at the start.
+# What is imported only by the function that opens such a store or such connections may import its driver at the start.
 # An integration is imported by a program that has that library already.
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
+    "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},
     "integrations/dramatiq.py": {"dramatiq"},
@@ -90,7 +94,10 @@ BROAD_EXCEPT = {
     "observe/": "a listener that raises never harms processing",
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
+    "runner/deliver.py": "a sink; whatever it raises becomes an outcome of what it was given",
+    "runner/probe.py": "a sink; whatever it raises when it is asked means that it is not well",
     "policy/rules.py": "the user's keep_if; any failure of it means: keep",
+    "sinks/batching.py": "the user's function of one event: its failure is that event's, not the batch's",
     "tracking/track.py": "inside quiet() nothing is raised, whatever it is: that is what it promises",
     "tracking/flight.py": "a store is opened beside us; whatever is wrong with it is told to whoever waits",
     "store/groups.py": "hands the error to each caller whose append was in the group, or who asked for the job",

@@ -24,11 +24,13 @@ from redrive.event import Event
 from redrive.policy.breaker import breaker
 from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
+from redrive.sinks import Sink, verify_signature, webhook
 from redrive.sources.log import Log
 from redrive.tracking.intake import severity
 from redrive.tracking.modes import quiet, strict
 from redrive.types import event
 from redrive.version import VERSION
+from redrive.watch import health, metrics
 
 __version__ = VERSION
 
@@ -43,6 +45,7 @@ __all__ = [
     "RedriveError",
     "Reject",
     "RetryLater",
+    "Sink",
     "StoreError",
     "Tx",
     "UsageError",
@@ -50,6 +53,8 @@ __all__ = [
     "breaker",
     "conflicts",
     "event",
+    "health",
+    "metrics",
     "no_retry",
     "quiet",
     "retry",
@@ -57,4 +62,6 @@ __all__ = [
     "severity",
     "sqlite3",
     "strict",
+    "verify_signature",
+    "webhook",
 ]

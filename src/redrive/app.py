@@ -7,33 +7,24 @@ this file only says which.
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from redrive.clock import Env
 from redrive.context import Tx
-from redrive.errors import UsageError
-from redrive.event import NewEvent, check_type
+from redrive.declare import Declarations
+from redrive.errors import CommitRefused, UsageError
+from redrive.event import NewEvent
 from redrive.observe.signals import Listener
-from redrive.policy.breaker import Rule
-from redrive.policy.decide import Policy
-from redrive.policy.limiter import paced
-from redrive.policy.partitions import PARTITIONS_MAX
-from redrive.policy.retry import Conflicts, Retry, tuned
-from redrive.policy.rules import Rules
+from redrive.policy.retry import tuned
 from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
-from redrive.sinks.port import Sink
-from redrive.sources.log import Log
 from redrive.store.append import append_all
 from redrive.store.port import StoreTx
-from redrive.subscription import KeyBy, Order, Subscription, count_arguments
-from redrive.tracking.intake import Patterns
-from redrive.tracking.intake import intake as limited
-from redrive.units import duration
+from redrive.store.sql import Row
+from redrive.subscription import Subscription, overruled_letters
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,23 +32,19 @@ if TYPE_CHECKING:
     from redrive.replay.operations import Operations
     from redrive.runner.supervise import Supervisor
 
-F = TypeVar("F", bound=Callable[..., Any])
-RetryGiven = Retry | Sequence[Retry] | None
-Tables = Mapping[str, str] | Iterable[str]
-DEFAULT_BREAKER = Rule()
-
 
 class AppTx(Tx):
     """The transaction of `app.transaction()`: events given to it are appended when it commits."""
 
-    __slots__ = ("pending",)
+    __slots__ = ("pending", "store_tx")
 
     def __init__(self, tx: StoreTx) -> None:
         super().__init__(tx)
+        self.store_tx = tx
         self.pending: list[tuple[str, NewEvent]] = []
 
 
-class App:
+class App(Declarations):
     """Declare logs and functions on one store, and run them.
 
     >>> app = App("shop.db")
@@ -75,151 +62,9 @@ class App:
         env: Env | None = None,
         inline: bool = False,
     ) -> None:
+        super().__init__(Runtime(store, settings, env, inline=inline))
         self.name = name
-        self.subscriptions: dict[str, Subscription] = {}
-        self.runtime = Runtime(store, settings, env, inline=inline)
         self._include, self._lifespan = tuple(include), lifespan
-        self._logs: dict[str, Log] = {}
-
-    # ------------------------------------------------------------ declaring
-
-    def log(
-        self,
-        name: str,
-        *,
-        intake: str | None = None,
-        keep: Rules | Patterns | None = None,
-        bypass: Patterns | None = None,
-    ) -> Log:
-        """The log of this name; it exists from its first event on.
-
-        `intake="1000/s"` limits what `track` brings in, by each process; `append` is never limited. What is over it
-        goes to the log `NAME:limited`; with `keep=`, only what fits; `bypass=` passes at any rate.
-        """
-        check_type(name)
-        if intake is None and (keep is not None or bypass is not None):
-            raise UsageError(f'log {name!r}: keep= and bypass= go with a limit: add intake="1000/s"')
-        log = self._logs.setdefault(name, Log(self.runtime, name))
-        log.limit(None if intake is None else limited(intake, keep, bypass))
-        return log
-
-    def projection(
-        self,
-        source: Log,
-        *types: str | type,
-        name: str | None = None,
-        tables: Tables = (),
-        batch: bool = False,
-        order: Order = "key",
-        key_by: KeyBy = None,
-        start: str | None = None,
-        retry: RetryGiven = None,
-        conflicts: Conflicts | None = None,
-        letters: Rules | None = None,
-        on_error: Callable[..., Any] | None = None,
-        partitions: int = 1,
-    ) -> Callable[[F], F]:
-        """A function `(event, tx)` that touches only the database: it runs inside the transaction, in batches."""
-
-        def declare(function: F) -> F:
-            if inspect.iscoroutinefunction(function):
-                raise UsageError(
-                    f"{_name(function)} is async; a projection is a plain def: it runs inside a transaction"
-                )
-            arguments = count_arguments(function, "(events, tx)" if batch else "(event, tx)")
-            owned = dict(tables) if isinstance(tables, Mapping) else dict.fromkeys(tables)
-            self._declare(
-                Subscription(
-                    name or _name(function), "projection", function, _source(source), self._types(types), order, key_by,
-                    start, _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
-                    arguments=arguments, partitions=_partitions(partitions, order, key_by, function),
-                )
-            )  # fmt: skip
-            return function
-
-        return declare
-
-    def on(
-        self,
-        source: Log,
-        *types: str | type,
-        name: str | None = None,
-        order: Order = "key",
-        key_by: KeyBy = None,
-        start: str | None = None,
-        retry: RetryGiven = None,
-        conflicts: Conflicts | None = None,
-        letters: Rules | None = None,
-        concurrency: int = 1,
-        timeout: str | float | None = None,
-        breaker: Rule | None = None,
-        limit: str | None = None,
-        on_error: Callable[..., Any] | None = None,
-        rehearsable: bool = False,
-        partitions: int = 1,
-    ) -> Callable[[F], F]:
-        """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
-
-        def declare(function: F) -> F:
-            if concurrency < 1 or (order == "total" and concurrency > 1):
-                raise UsageError(
-                    f'{_name(function)}: concurrency={concurrency} with order="{order}"; total order runs one at a time'
-                )
-            arguments = count_arguments(function, "(event, ctx)")
-            self._declare(
-                Subscription(
-                    name or _name(function), "handler", function, _source(source), self._types(types), order, key_by,
-                    start, _policy(retry, conflicts, letters), concurrency=concurrency,
-                    timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
-                    rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
-                    breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
-                )
-            )  # fmt: skip
-            return function
-
-        return declare
-
-    def deliver(
-        self,
-        source: Log,
-        *types: str | type,
-        to: Sink | Iterable[Sink],
-        order: Order = "key",
-        key_by: KeyBy = None,
-        start: str | None = None,
-        retry: RetryGiven = None,
-        letters: Rules | None = None,
-        concurrency: int = 10,
-        timeout: str | float | None = "30s",
-        breaker: Rule | None = DEFAULT_BREAKER,
-        limit: str | None = None,
-        on_error: Callable[..., Any] | None = None,
-        partitions: int = 1,
-    ) -> None:
-        """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
-        sinks = [to] if isinstance(to, Sink) else list(to)
-        for sink in sinks:
-            if not isinstance(sink, Sink):
-                raise UsageError(f"to= takes sinks, such as webhook(url, name=…), not {sink!r}")
-            check_type(sink.name)
-            self._declare(
-                Subscription(
-                    sink.name, "delivery", sink.send, _source(source), self._types(types), order, key_by, start,
-                    _policy(retry, None, letters), concurrency=1 if order == "total" else concurrency,
-                    timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
-                    partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
-                    limit=None if limit is None else paced(limit),
-                )
-            )  # fmt: skip
-
-    def upcast(self, name: str, schema: int) -> Callable[[F], F]:
-        """A function from data of this schema to data of the next, applied before decoding."""
-
-        def declare(function: F) -> F:
-            self.runtime.types.upcast(name, schema, function)
-            return function
-
-        return declare
 
     def listen(self, listener: Listener) -> Listener:
         """Hear of everything the engine does, a batch of signals at a time; never in its way."""
@@ -230,7 +75,7 @@ class App:
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
-        with self.runtime.store.transaction() as tx:
+        with _refused_in_the_drivers_words(), self.runtime.store.transaction() as tx:
             user = AppTx(tx)
             self.runtime.transacting = _current_task()
             try:
@@ -238,9 +83,11 @@ class App:
             finally:
                 self.runtime.transacting = None
             rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
-            logs = {log: row[0] for (log, _), row in zip(user.pending, rows, strict=True)}
-        for log, position in logs.items():
-            self.runtime.notify(log, sum(1 for name, _ in user.pending if name == log), position)
+        by_log: dict[str, list[Row]] = {}
+        for (log, _), row in zip(user.pending, rows, strict=True):
+            by_log.setdefault(log, []).append(row)
+        for log, mine in by_log.items():
+            self.runtime.notify(log, mine)
 
     @contextmanager
     def reader(self) -> Iterator[Tx]:
@@ -290,20 +137,6 @@ class App:
 
     # ------------------------------------------------------------ private
 
-    def _declare(self, subscription: Subscription) -> None:
-        known = self.subscriptions.get(subscription.name)
-        if known is not None and known.function is not subscription.function:
-            raise UsageError(f"two functions are called {subscription.name!r}: give one of them name=")
-        if subscription.order not in ("key", "none", "total"):
-            raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
-        if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
-            raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
-        self.subscriptions[subscription.name] = subscription
-
-    def _types(self, types: tuple[str | type, ...]) -> tuple[str, ...]:
-        names = [item if isinstance(item, str) else self.runtime.types.name_of(item) for item in types]
-        return tuple(dict.fromkeys(names))
-
     def _import_included(self) -> None:
         for module in self._include:
             importlib.import_module(module)
@@ -332,6 +165,21 @@ class App:
 
         return supervised(self.runtime, self._selected(only, exclude), lambda: self._lifespan and self._lifespan(self))
 
+    def _watched(self) -> AbstractContextManager[Any]:
+        """Metrics and health over HTTP, while a block lasts."""
+        from redrive.watch import serving  # with a web server behind it
+
+        return serving(self)
+
+
+@contextmanager
+def _refused_in_the_drivers_words() -> Iterator[None]:
+    """Who writes a row that a constraint refuses hears of it the same way, whenever it is checked."""
+    try:
+        yield
+    except CommitRefused as refused:
+        raise refused.error from None
+
 
 def _current_task() -> asyncio.Task[Any] | None:
     import asyncio
@@ -340,44 +188,6 @@ def _current_task() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
     except RuntimeError:  # no event loop runs here
         return None
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", repr(function))
-
-
-def _source(source: Any) -> str:
-    if not isinstance(source, Log):
-        raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
-    return source.name
-
-
-def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[..., Any]) -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARTITIONS_MAX:
-        raise UsageError(f"{_name(function)}: partitions={count!r}; give a number from 1 to {PARTITIONS_MAX:,}")
-    if order == "total" and count > 1:
-        raise UsageError(f'{_name(function)}: partitions={count} with order="total"; total order runs one at a time')
-    if key_by is not None and count > 1:  # code may change, or fail once: nobody might own what somebody passed over
-        raise UsageError(
-            f"{_name(function)}: partitions={count} with key_by; partitions are cut by the key that an event was "
-            "appended with. Let a handler emit the events into another log, with that key, and subscribe to it"
-        )
-    return count
-
-
-def _breaker(given: Any) -> Rule | None:
-    if given is not None and not isinstance(given, Rule):
-        raise UsageError("breaker= takes breaker(…)")
-    return given
-
-
-def _policy(retry: RetryGiven, conflicts: Conflicts | None, letters: Rules | None) -> Policy:
-    given: tuple[Any, ...] = (Retry(),) if retry is None else tuple(retry) if isinstance(retry, Iterable) else (retry,)
-    if not all(isinstance(rule, Retry) for rule in given):
-        raise UsageError("retry= takes retry(…) or a list of them")
-    if not isinstance(conflicts, Conflicts | None) or not isinstance(letters, Rules | None):
-        raise UsageError("conflicts= takes conflicts(…), letters= takes rules(…)")
-    return Policy(given, conflicts or Conflicts(), letters or Rules())
 
 
 def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
@@ -394,7 +204,8 @@ def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
     if subscription.order == "total" and (found.concurrency or 1) > 1:
         raise UsageError(f"settings: `subscriptions.{subscription.name}.concurrency`: total order runs one at a time")
     given = found.retry.given()
-    policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry))
+    letters = overruled_letters(policy.letters, found.letters, f"settings: `subscriptions.{subscription.name}.letters")
+    policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry), letters=letters)
     return replace(
         subscription,
         policy=policy,

@@ -7,17 +7,19 @@ settling transaction applies, all or none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from redrive.codec import encode_data
 from redrive.draft import derive
 from redrive.errors import EventError, UsageError
-from redrive.event import Event, NewEvent, emission_id
+from redrive.event import Event, NewEvent, emission_id, withdrawal
+from redrive.observe.tracing import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime, timedelta
 
     from redrive.clock import Env
     from redrive.types import EventTypes
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 SAME_KEY: Any = object()  # the default of emit's key: the one being handled
 
 
-class Emission(NamedTuple):
+class Emission(msgspec.Struct, frozen=True):
     """An event to append in the settling transaction."""
 
     log: str
@@ -58,7 +60,7 @@ class Tx:
 
     __slots__ = ("_emit", "connection", "event", "execute", "executemany")
 
-    def __init__(self, tx: Opened, emit: Callable[..., None] | None = None) -> None:
+    def __init__(self, tx: Opened, emit: Callable[..., str] | None = None) -> None:
         self.connection = tx.connection
         self.execute = tx.execute  # bound once: the hot path of every projection
         self.executemany = tx.executemany
@@ -74,12 +76,19 @@ class Tx:
         key: str | None = SAME_KEY,
         headers: Mapping[str, str] | None = None,
         expected_version: int | None = None,
-    ) -> None:
-        """Append to a log in this transaction, once for this event however often it is tried."""
+        after: str | float | timedelta | None = None,
+        at: datetime | None = None,
+    ) -> str:
+        """Append to a log in this transaction, once for this event however often it is tried; returns its id.
+
+        With `after="30m"` or `at=` a time it is scheduled in this transaction, and appended when it is due.
+        """
         if self._emit is None:
             raise UsageError("emit belongs to projections; here, use log.append(…, tx=tx)")
         assert self.event is not None
-        self._emit(self.event, log, type, data, key, headers, expected_version)
+        return self._emit(
+            self.event, log, type, data, key, headers=headers, expected_version=expected_version, after=after, at=at
+        )
 
 
 class Emitter:
@@ -101,13 +110,14 @@ class Emitter:
         key: str | None,
         headers: Mapping[str, str] | None,
         expected_version: int | None,
+        after: str | float | timedelta | None = None,
+        at: datetime | None = None,
     ) -> Emission:
         """Check and encode now, so that an error surfaces in the function that made it."""
-        name = getattr(log, "name", None)
-        if not isinstance(name, str):
-            raise UsageError(f"emit takes a log as its first argument, not {log!r}")
-        made_id = emission_id(self.identity, event.id, ordinal)
-        return Emission(name, derive(self._types, self._env, made_id, type, data, key, headers, expected_version))
+        name = _name_of(log, "emit")
+        made_id, headers = emission_id(self.identity, event.id, ordinal), traced(headers, event)
+        made = derive(self._types, self._env, made_id, type, data, key, headers, expected_version, after, at)
+        return Emission(name, made)
 
 
 class Office(Protocol):
@@ -122,6 +132,7 @@ class Office(Protocol):
     @property
     def emitter(self) -> Emitter: ...
     def load_state(self, key: str) -> tuple[int, bytes]: ...
+    def is_scheduled(self, log: str, id: str) -> bool: ...
 
 
 class Ctx:
@@ -140,6 +151,7 @@ class Ctx:
         "_office",
         "_state",
         "_statements",
+        "_withdrawn",
         "attempt",
         "event",
         "key",
@@ -154,6 +166,7 @@ class Ctx:
         self._emissions: list[Emission] | None = None
         self._statements: list[tuple[str, Any]] | None = None
         self._dead = False
+        self._withdrawn = 0
         self.touched = False  # was anything asked for?
 
     @property
@@ -201,17 +214,41 @@ class Ctx:
         key: str | None = SAME_KEY,
         headers: Mapping[str, str] | None = None,
         expected_version: int | None = None,
-    ) -> None:
-        """Append to a log when this event is settled."""
+        after: str | float | timedelta | None = None,
+        at: datetime | None = None,
+    ) -> str:
+        """Append to a log when this event is settled; returns the id it will have.
+
+        With `after="30m"` or `at=` a time it is scheduled when this event is settled, and appended when it is due.
+        """
         self._check_alive()
         if self._emissions is None:
             self._emissions, self.touched = [], True
         chosen = self.key if key is SAME_KEY else key
         made = self._office.emitter.make(
-            self.event, len(self._emissions), log, type, data,
-            key=chosen, headers=headers, expected_version=expected_version,
+            self.event, len(self._emissions) - self._withdrawn, log, type, data,
+            key=chosen, headers=headers, expected_version=expected_version, after=after, at=at,
         )  # fmt: skip
         self._emissions.append(made)
+        return made.event.id
+
+    def cancel(self, log: Any, id: str) -> bool:
+        """Take a scheduled event back when this event is settled: the id is what `emit` returned.
+
+        False if it is not there: it has come due, or was taken back before. If it comes due between this call and the
+        settling, the function runs again and is told so.
+        """
+        self._check_alive()
+        name = _name_of(log, "cancel")
+        mine = any(one.log == name and one.event.id == id for one in self._emissions or ())
+        wish = withdrawal(id, seen=not mine)
+        if not mine and not self._office.is_scheduled(name, id):
+            return False
+        if self._emissions is None:
+            self._emissions, self.touched = [], True
+        self._withdrawn += 1  # not counted among the emissions, whose ids must not depend on it
+        self._emissions.append(Emission(name, wish))
+        return True
 
     def execute(self, sql: str, parameters: Any = ()) -> None:
         """Run a statement in the settling transaction; there are no results to look at."""
@@ -241,9 +278,16 @@ class Ctx:
             raise UsageError("this ctx is dead: the function overran its timeout and its result no longer counts")
 
 
-class Effects(NamedTuple):
+class Effects(msgspec.Struct, frozen=True):
     """What a handler asked of `ctx`: written in the settling transaction, all or nothing."""
 
     statements: tuple[tuple[str, Any], ...] = ()
     emissions: tuple[Emission, ...] = ()
     state: tuple[str, int, bytes] | None = None  # key, the version it was read at, encoded ("" deletes)
+
+
+def _name_of(log: Any, verb: str) -> str:
+    name = getattr(log, "name", None)
+    if not isinstance(name, str):
+        raise UsageError(f"{verb} takes a log as its first argument, not {log!r}")
+    return name

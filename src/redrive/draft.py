@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from redrive.clock import Env
 from redrive.codec import is_model
 from redrive.errors import EventError, UsageError
-from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers, new_id
+from redrive.event import Due, NewEvent, check_id, check_key, check_type, encode_headers, new_id
+from redrive.observe.tracing import traced
 from redrive.types import EventTypes
+from redrive.units import duration
 
-FIELDS = frozenset({"type", "data", "key", "id", "headers", "time", "expected_version"})
+FIELDS = frozenset({"type", "data", "key", "id", "headers", "time", "expected_version", "after", "at"})
+AHEAD_MAX = duration("3650d")  # how far ahead an event may be scheduled: what is further is a typing error
 
 
 def draft(
@@ -26,11 +29,17 @@ def draft(
     headers: Mapping[str, str] | None = None,
     time: datetime | None = None,
     expected_version: int | None = None,
+    after: str | float | timedelta | None = None,
+    at: datetime | None = None,
 ) -> NewEvent:
     """`kind` is an event type with data beside it, or an instance of a class marked by `@redrive.event`."""
     name, schema, raw = _encode(types, kind, data)
     _check_place(key, expected_version)
     now = env.clock.now()
+    due = None
+    if after is not None or at is not None:
+        due = _due(now, after, at, expected_version)._replace(time_us=None if time is None else _microseconds(time))
+    headers = traced(headers)
     return NewEvent(  # by place: names would take as long as the check of the data
         new_id(now, env.dice) if id is None else check_id(id),
         name,
@@ -41,6 +50,8 @@ def draft(
         raw,
         expected_version,
         id is not None,
+        False,
+        due,
     )
 
 
@@ -53,14 +64,17 @@ def derive(
     key: str | None,
     headers: Mapping[str, str] | None,
     expected_version: int | None,
+    after: str | float | timedelta | None = None,
+    at: datetime | None = None,
 ) -> NewEvent:
     """An emission: as `draft`, but its id is made of what caused it, so it may be stored already."""
     name, schema, raw = _encode(types, kind, data)
     _check_place(key, expected_version)
-    time_us = int(env.clock.now() * 1e6)
+    now = env.clock.now()
+    due = None if after is None and at is None else _due(now, after, at, expected_version)
     headers_raw = encode_headers(headers) if headers else None
     # By position, which takes half as long: one is made per emission.
-    return NewEvent(id, name, key, schema, time_us, headers_raw, raw, expected_version, True, True)
+    return NewEvent(id, name, key, schema, int(now * 1e6), headers_raw, raw, expected_version, True, True, due)
 
 
 def draft_item(types: EventTypes, env: Env, item: Any) -> NewEvent:
@@ -97,6 +111,31 @@ def _check_place(key: str | None, expected_version: int | None) -> None:
             raise UsageError("expected_version needs a key: versions count within a key")
         if not isinstance(expected_version, int) or expected_version < 0:
             raise EventError(f"expected_version is {expected_version!r}; it is 0 for a new key, else the last version")
+
+
+def _due(now: float, after: str | float | timedelta | None, at: datetime | None, expected: int | None) -> Due:
+    """When to append it. Nobody is there any more who could be told of a version that has moved on by then."""
+    if expected is not None:
+        raise UsageError(
+            "expected_version with after= or at=: whether the version fits is known only when the event is due, and "
+            "then nobody can be told; append it now, or check in the function that receives it"
+        )
+    if after is not None and at is not None:
+        raise UsageError("give after= or at=, not both")
+    if at is None:
+        assert after is not None
+        try:
+            delay = duration(after)
+        except ValueError as error:
+            raise UsageError(f"after: {error}") from None
+        due = Due(now + delay, now, delay, None)
+    elif not isinstance(at, datetime):
+        raise UsageError(f"at= takes a datetime with a time zone, not {at!r}; after= takes a duration")
+    else:
+        due = Due(_microseconds(at) / 1e6, now, None, None)
+    if due.at > now + AHEAD_MAX:
+        raise UsageError(f"an event is scheduled {AHEAD_MAX / 86400:.0f} days ahead at most: {after or at} is further")
+    return due
 
 
 def _microseconds(time: datetime) -> int:

@@ -56,6 +56,14 @@ class CommitUnknown(StoreError):
     """COMMIT was sent and no answer came: it may have happened. Look before acting."""
 
 
+class CommitRefused(StoreError):
+    """A constraint that is checked at the end was broken; nothing was written. `error`: what the driver says."""
+
+    def __init__(self, url: str, error: Exception) -> None:
+        super().__init__(f"{url}: COMMIT was refused, nothing was written: {str(error).strip()}")
+        self.error = error
+
+
 class Fenced(StoreError):
     """Another worker owns the subscription now; nothing of ours was written."""
 

@@ -32,6 +32,7 @@ HEADERS_BYTES_MAX = 16_384  # what common HTTP servers take for all headers toge
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EMISSIONS = uuid5(NAMESPACE_URL, "urn:redrive:emission").bytes  # must never change: stored ids are made of it
+_VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # a UUID keeps two bits of this digit
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HEADERS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
@@ -67,6 +68,11 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
     def time(self) -> datetime:
         """When it was appended (or when the producer says it happened): aware, in UTC."""
         return _EPOCH + timedelta(0, 0, self.time_us)
+
+    @property
+    def due(self) -> datetime | None:
+        """When it will be appended, if it is scheduled; None for an event of the log."""
+        return None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -134,6 +140,41 @@ def from_row(row: tuple[Any, ...], types: EventTypes) -> Event[Any]:
     return Event(*row, types)  # type: ignore[call-arg]  # a row is exactly the fields before `types`
 
 
+class Scheduled(Event[T_co], frozen=True, eq=False):
+    """An event that is appended when it is due: until then it has neither position nor version."""
+
+    due_at: float = 0.0
+
+    @property
+    def due(self) -> datetime | None:
+        """When it is appended: aware, in UTC."""
+        return _EPOCH + timedelta(0, self.due_at)
+
+    def __repr__(self) -> str:
+        due = _EPOCH + timedelta(0, round(self.due_at, 3))
+        return (
+            f"Event(due {due.isoformat()}, {self.type!r}, key={self.key!r}, id={self.id!r}, {len(self.data_raw)} bytes)"
+        )
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("due", self.due), ("type", self.type), ("key", self.key), ("id", self.id)]
+
+
+def scheduled_from(row: tuple[Any, ...], types: EventTypes) -> Scheduled[Any]:
+    """The event of a row that waits: no position, and its due time at the end."""
+    *fields, due_at = row
+    return Scheduled(*fields, types, UNSET, due_at)  # type: ignore[call-arg]
+
+
+class Due(NamedTuple):
+    """When an event is to be appended, and how that was said."""
+
+    at: float
+    set_at: float
+    delay: float | None  # None: at that very time, whatever the clock did meanwhile
+    time_us: int | None  # what the producer says; None: the time at which it is due
+
+
 class NewEvent(NamedTuple):
     """What an append stores; every field has passed its check."""
 
@@ -147,6 +188,16 @@ class NewEvent(NamedTuple):
     expected_version: int | None = None
     may_repeat: bool = True  # the id was given, so it may be stored already
     derived: bool = False  # an emission: one that is stored already is left as it is
+    due: Due | None = None  # not now; see also WITHDRAWN
+
+
+# In the place of a due time: not an event, but the wish that the one with this id is not appended. It must still wait.
+WITHDRAWN = Due(0.0, 0.0, None, None)
+
+
+def withdrawal(id: str, *, seen: bool = False) -> NewEvent:
+    """What takes a scheduled event back; `seen`: it was there a moment ago, and not to find it is an error."""
+    return NewEvent(check_id(id), "", None, 1, 0, None, b"", None, True, seen, WITHDRAWN)
 
 
 def new_id(now_s: float, dice: Random) -> str:
@@ -163,7 +214,7 @@ def emission_id(subscription: str, event_id: str, ordinal: int) -> str:
     """The id of the n-th event that `subscription` emits for `event_id`: the same at every attempt (a UUIDv5)."""
     # NUL is in no name, so no two triples give the same text.
     digest = sha1(_EMISSIONS + f"{subscription}\0{event_id}\0{ordinal}".encode(), usedforsecurity=False).hexdigest()
-    variant = "89ab"[int(digest[16], 16) & 3]
+    variant = _VARIANTS[digest[16]]
     return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:32]}"
 
 

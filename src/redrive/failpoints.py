@@ -26,6 +26,9 @@ NAMES = (
     "round.effects",  # effects written, progress not yet
     "round.before_commit",
     "round.committed",
+    "due.taken",  # scheduled events have left their table and are not appended yet
+    "due.before_commit",
+    "due.committed",
     "lease.before_commit",
     "lease.committed",
     "release.before_commit",

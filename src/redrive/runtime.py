@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redrive.clock import Env
 from redrive.errors import UsageError
@@ -20,6 +20,7 @@ from redrive.settings import Settings, load_settings, settings_path
 from redrive.store.address import POSTGRES, is_postgres, shown
 from redrive.store.copying import check_whole
 from redrive.store.port import Migration, Store, StoreTx
+from redrive.store.sql import Row
 from redrive.store.sqlite import SqliteStore, exists_file, forking
 from redrive.store.sqlite.migrate import FileMigration
 from redrive.tracking.place import spool_of
@@ -30,6 +31,20 @@ if TYPE_CHECKING:
     import asyncio
 
 
+class Working(Protocol):
+    """What a supervisor shows to who watches it."""
+
+    @property
+    def posts(self) -> Mapping[str, Any]:
+        """The partitions of subscriptions that this process runs."""
+        ...
+
+    @property
+    def waiting(self) -> Mapping[str, str]:
+        """Those of them that do not run here now, and why."""
+        ...
+
+
 class Runtime:
     """What every part of one app shares in this process."""
 
@@ -38,6 +53,7 @@ class Runtime:
         self.signals = Signals(inline=inline)
         self.inline = inline
         self.deps: Any = None
+        self.supervisor: Working | None = None  # while this process runs the app's subscriptions
         self.transacting: asyncio.Task[Any] | None = None  # the task that is inside app.transaction()
         self.origins: dict[str, str] | None = None  # where the settings came from; None: from the program, or unread
         self._url, self._settings, self._env = url, settings, env
@@ -154,7 +170,7 @@ class Runtime:
             self._pid = os.getpid()
             self._lock, self._tracker_lock = threading.Lock(), threading.Lock()  # held for ever, perhaps, in this copy
             _leave_alone(self._store)
-            self._store, self._readers = None, None
+            self._store, self._readers, self.supervisor = None, None, None
             self._env = self._env if self._given_env else None
             self.signals = self.signals.heir()
 
@@ -202,15 +218,35 @@ class Runtime:
         self._notice_fork()
         return self._readers is not None
 
+    def turns(self, patience: float) -> bool | None:
+        """Does the event loop that runs the subscriptions still turn? None: no loop does."""
+        self._notice_fork()
+        if self._readers is None:
+            return None
+        import asyncio
+
+        loop, turned = self._readers[1], threading.Event()
+        if self.inline or asyncio._get_running_loop() is loop:  # whoever asks is what it turns for
+            return True
+        try:
+            loop.call_soon_threadsafe(turned.set)
+        except RuntimeError:  # it is closed
+            return None
+        return turned.wait(patience)
+
     def is_transacting(self) -> bool:
         """Is the running task inside app.transaction()?"""
         import asyncio
 
         return self.transacting is not None and self.transacting is asyncio.current_task()
 
-    def notify(self, log: str, count: int, position: int) -> None:
-        """Events were appended by this process: wake our loops at once, tell listeners."""
-        self.signals.tell((sig.Appended(log, count, position),))
+    def notify(self, log: str, rows: Sequence[Row]) -> None:
+        """Events were appended by this process, or scheduled: wake our loops at once, tell listeners."""
+        positions = [row[0] for row in rows if row[0] is not None]
+        if positions:
+            self.signals.tell((sig.Appended(log, len(positions), positions[-1]),))
+        if len(positions) < len(rows):
+            self.signals.tell((sig.Scheduled(log, len(rows) - len(positions)),))
         self.wake(log)
 
     def wake(self, log: str) -> None:

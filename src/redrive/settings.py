@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from redrive.errors import UsageError
-from redrive.units import duration, rate, show_duration, size
+from redrive.units import address, duration, rate, show_duration, size
 
 # Written with a unit in the file and the environment ("10s", "8KiB", "50/s"); plain numbers in the program.
 Seconds = Annotated[float, "duration", Meta(gt=0)]
@@ -25,6 +25,9 @@ Rate = Annotated[float, "rate", Meta(gt=0)]
 Bytes = Annotated[int, "size", Meta(ge=256)]
 Count = Annotated[int, Meta(ge=1)]
 Globs = tuple[Annotated[str, Meta(min_length=1)], ...]  # in the environment: separated by commas
+Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=100)]
+Reference = Annotated[str, Meta(pattern=r"^[\w.]+:[\w.]+$")]
+Address = Annotated[str, "address"]  # HOST:PORT, or "off"
 Profile = Literal["development", "staging", "production"]
 
 
@@ -42,12 +45,21 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
+class LetterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Overrides of the rules which failed events become dead letters; what is None stays as the code says."""
+
+    discard: Patterns | None = None  # types, globs or /regular expressions/ whose letters are dropped; asked first
+    keep: Patterns | None = None  # the same for letters that are kept; asked second
+    keep_if: Reference | None = None  # MODULE:FUNCTION of the letter that answers True or False; asked last
+
+
 class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Overrides for one subscription; what is None stays as the code says."""
 
     concurrency: Count | None = None  # events of different keys that run side by side
     timeout: Seconds | None = None  # how long one call of the function may take
     retry: RetrySettings = RetrySettings()
+    letters: LetterSettings = LetterSettings()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
     window_max: Count = 2_000  # events per subscription read and not yet settled; bounds memory and crash re-runs
     lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk
-    poll_min: Seconds = duration("1ms")  # how soon to look for another process's events while there are many
+    poll_min: Seconds = duration("1ms")  # how soon to look for others' events while there are many; Postgres tells
     poll_max: Seconds = duration("50ms")  # the same when idle; shorter would cost over one percent of a core
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
@@ -73,6 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retry_budget_jitter: Annotated[float, Meta(ge=0, le=10)] = 1.0  # share by which such a wait may grow, by chance
     halt_wait: Seconds = duration("1s")  # first pause of a halted subscription before it tries again; then doubled
     halt_wait_max: Seconds = duration("30s")  # longest such pause, so that it is back soon after its cause is gone
+    http: Address = "127.0.0.1:9464"  # where `run` answers /metrics and health checks; this machine alone by default
     log_format: Literal["text", "json"] = "text"  # log lines for people or for machines
     error_text_max: Bytes = size("8KiB")  # how much of a message or traceback a letter keeps; some are megabytes
     redact: Globs = ("*password*", "*secret*", "*token*", "*authorization*")  # fields of payloads that are never shown
@@ -90,6 +103,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     "production": {"retry_budget": rate("50/s"), "retry_budget_over": "wait", "retry_budget_jitter": 1.5},
 }
 
+_TABLES: dict[str, Any] = {"retry": RetrySettings, "letters": LetterSettings}  # of a subscription
 _CODE_ONLY = ("order", "key_by", "types", "start", "partitions")
 # Not options: the file itself, knobs of the test suite, and the variables that Kubernetes sets in every
 # pod beside a service called "redrive".
@@ -194,8 +208,8 @@ def _leaves(table: Any, shape: Any, above: _Path, origin: str, *, from_text: boo
         if key == "subscriptions":
             for subscription, overrides in _table(value, name, origin).items():
                 found |= _leaves(overrides, SubscriptionSettings, (*name, subscription), origin, from_text=from_text)
-        elif key == "retry":
-            found |= _leaves(value, RetrySettings, name, origin, from_text=from_text)
+        elif key in _TABLES:
+            found |= _leaves(value, _TABLES[key], name, origin, from_text=from_text)
         else:
             found[name] = (_convert(value, hints[key], name, origin, from_text), origin)
     return found
@@ -210,15 +224,21 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
             raise ValueError(f"expected one of {', '.join(get_args(hint))}")
         if "duration" in units:
             value = duration(value)
+        if "address" in units:
+            value = address(value)
         if "rate" in units:
             value = rate(value)
         if "size" in units and isinstance(value, str) and not value.isdecimal():
             value = size(value)
-        if get_origin(hint) is tuple and from_text:
+        if from_text and _is_list(hint):
             value = [part.strip() for part in value.split(",")]
         return msgspec.convert(value, hint, strict=not from_text)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{origin}: `{'.'.join(name)}`: {error} (found {value!r})") from error
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple or any(_is_list(part) for part in get_args(hint) if get_origin(hint) is not tuple)
 
 
 def marks(hint: Any) -> Iterator[str]:
@@ -235,9 +255,10 @@ def _build(values: Mapping[_Path, Any]) -> Settings:
     subscriptions = {}
     for subscription in dict.fromkeys(name[1] for name in values if name[0] == "subscriptions"):
         mine = {name[2:]: value for name, value in values.items() if name[:2] == ("subscriptions", subscription)}
-        retry = RetrySettings(**{name[1]: value for name, value in mine.items() if name[0] == "retry"})
         rest = {name[0]: value for name, value in mine.items() if len(name) == 1}
-        subscriptions[subscription] = SubscriptionSettings(retry=retry, **rest)
+        for key, shape in _TABLES.items():
+            rest[key] = shape(**{name[1]: value for name, value in mine.items() if name[0] == key and len(name) > 1})
+        subscriptions[subscription] = SubscriptionSettings(**rest)
     return Settings(subscriptions=subscriptions, **top)
 
 
@@ -269,6 +290,9 @@ def _unknown(name: str, key: str, known: Iterable[str], origin: str) -> NoReturn
 
     near = difflib.get_close_matches(key, known := list(known), n=1, cutoff=0.6)
     hint = f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(known)}"
-    for shape, table in ((SubscriptionSettings, "[subscriptions.NAME]"), (RetrySettings, "[subscriptions.NAME.retry]")):
+    for shape, table in (
+        (SubscriptionSettings, "[subscriptions.NAME]"),
+        *((shape, f"[subscriptions.NAME.{name}]") for name, shape in _TABLES.items()),
+    ):
         hint = f"it belongs in a table {table}" if key in shape.__struct_fields__ else hint
     raise UsageError(f"{origin}: unknown option `{name}`; {hint}")

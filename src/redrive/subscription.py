@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
 from redrive.policy.limiter import Bucket
 from redrive.policy.patterns import matches
+from redrive.policy.rules import Rules, overruled, written
+from redrive.settings import LetterSettings
 
 if TYPE_CHECKING:
     from redrive.sinks.port import Sink
@@ -106,3 +109,27 @@ def count_arguments(function: Callable[..., Any], shape: str) -> int:
     if extra or len(required) > 2 or not positional or (len(required) < 2 and len(positional) > 2):
         raise UsageError(f"{name} takes {len(required) or len(positional)} arguments; write def {name}{shape}")
     return 2 if len(positional) >= 2 else 1
+
+
+def overruled_letters(rules: Rules, said: LetterSettings, where: str) -> Rules:
+    """Which failed events become dead letters: as the settings say, and else as the code does."""
+    return overruled(
+        rules,
+        None if said.discard is None else written(f"{where}.discard`", said.discard),
+        None if said.keep is None else written(f"{where}.keep`", said.keep),
+        None if said.keep_if is None else _function(f"{where}.keep_if`", said.keep_if),
+    )
+
+
+def _function(option: str, reference: str) -> Callable[[Any], bool]:
+    """MODULE:FUNCTION; whoever writes the settings file chooses what runs, as whoever writes the program does."""
+    module, _, name = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{option}: there is no {reference}: {error}") from error
+    if not callable(found):
+        raise UsageError(f"{option}: {reference} is no function: it takes the letter and answers True or False")
+    return found  # type: ignore[no-any-return]

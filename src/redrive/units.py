@@ -1,6 +1,6 @@
-"""Durations, rates and sizes as people write them: "30s", "100/s", "1MiB".
+"""Durations, rates, sizes and addresses as people write them: "30s", "100/s", "1MiB", "127.0.0.1:9464".
 
-Pure functions that either give a number or raise ValueError with the spellings that are allowed.
+Pure functions that either give a value or raise ValueError with the spellings that are allowed.
 They import nothing of redrive, because everything else may import them. A text without a unit is
 refused: nobody reading "wait = '30'" knows of what.
 """
@@ -27,12 +27,14 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[wdhms])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([smhd])")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)")
+_ADDRESS = re.compile(r"off|([^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
 _DURATION_MAX_S = 100 * 365 * 86_400.0  # a century: longer is a typing error, and due times stay far from overflow
 
 _DURATION_HELP = 'write it like "250ms", "30s", "5m", "1h30m" or "7d" (units from large to small, each once)'
 _RATE_HELP = 'write it like "100/s", "30/m", "5000/h" or "10/d"'
 _SIZE_HELP = 'write it like "512B", "64KiB", "1MiB" or "2GB"'
+_ADDRESS_HELP = 'write it like "127.0.0.1:9464", "0.0.0.0:9464", "[::1]:9464" or "off"'
 
 
 def duration(value: str | float | timedelta) -> float:
@@ -88,6 +90,18 @@ def size(value: str | int) -> int:
     if count < 0:
         raise ValueError(f"the size {value!r} is negative; {_SIZE_HELP}")
     return count
+
+
+def address(value: str) -> str:
+    """A place to listen at, "HOST:PORT" or "[IPV6]:PORT", or "off"; port 0 is any that is free.
+
+    >>> address("127.0.0.1:9464")
+    '127.0.0.1:9464'
+    """
+    match = _ADDRESS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or int(match[2] or 0) > 65_535:
+        raise ValueError(f"{value!r} is not an address; {_ADDRESS_HELP}")
+    return match[0]
 
 
 def show_duration(seconds: float) -> str:

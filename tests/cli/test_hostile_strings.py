@@ -53,6 +53,7 @@ NAMES = ["SELECT name FROM redrive_subscriptions"]
 LOOKS: dict[str, tuple[list[str], list[str]]] = {
     "status": ([], NAMES),
     "workers": ([], []),
+    "breaker list": ([], []),
     "verify": ([], NAMES),
     "dlq list": (
         ["--limit", "1000"],
@@ -61,6 +62,7 @@ LOOKS: dict[str, tuple[list[str], list[str]]] = {
     "dlq": ([], [LETTERS.format("fingerprint")]),
     "dlq stats": ([], []),
     "events": (["--limit", "1000"], [EVENTS.format(one) for one in ("id", "type", "key")]),
+    "scheduled list": (["--limit", "1000"], [f"SELECT {one} FROM redrive_scheduled" for one in ("id", "type", "key")]),
     "lanes": (["--limit", "1000"], [LETTERS.format("key")]),
     "ops": ([], []),
     "doctor": ([], []),
@@ -127,6 +129,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data = {"which": which, "text": text, text: text, "fails": True}
         orders.append(name, data, key=key, id=number, headers={accepted(check_id, text, 200): key})
         orders.append(name, {**data, "fails": False}, key=key)
+        app.log("later").append(name, data, key=key, id=number, after="1h")
     app.run(until_idle=True)
     desk = app.operate(STRINGS["escapes"])
     for letter in desk.letters.heads()[0::5]:
@@ -292,11 +295,11 @@ def test_the_state_of_every_key_is_shown_harmlessly_and_told_exactly(command: An
 
 def test_every_command_is_looked_at_here(command: Any) -> None:
     """A new command that looks at a store has to be entered in LOOKS; one that writes is named here."""
-    own_tests = {"dlq show", "explain", "state", "ops show", "append"}
+    own_tests = {"dlq show", "explain", "state", "ops show", "append", "rules test"}
     writes = {
         "run", "pause", "resume", "seek", "rebuild", "reset", "rename", "accept-from-now", "rekey", "import", "prune",
         "dlq replay", "dlq edit", "dlq discard", "dlq resolve", "dlq note", "dlq import", "dlq replay-all", "dlq purge",
-        "ops cancel", "ops resume", "copy", "migrate", "demo",
+        "ops cancel", "ops resume", "copy", "migrate", "demo", "scheduled cancel",
     }  # fmt: skip
     known = {name for name, _ in commands()}
     assert known - LOOKS.keys() - own_tests - writes == set()

@@ -53,9 +53,9 @@ def test_a_status_in_words(inside: Any, store: str) -> None:
 def test_a_status_as_json_has_the_documented_fields(inside: Any, store: str) -> None:
     (found,) = inside("status", "--store", store, "--json").json
     assert list(found) == [
-        "subscription", "state", "kind", "source", "order", "position", "lag_events", "lag_seconds", "applied",
-        "ignored", "retrying", "dead", "owner", "lease_until", "paused", "halted", "rebuilding_until", "last_id",
-        "last_type", "last_time", "settled_at",
+        "subscription", "state", "kind", "source", "order", "position", "lag_events", "lag_seconds", "scheduled",
+        "applied", "ignored", "retrying", "dead", "owner", "lease_until", "paused", "halted", "rebuilding_until",
+        "last_id", "last_type", "last_time", "settled_at",
     ]  # fmt: skip
     assert (found["position"], found["lag_events"], found["applied"], found["owner"]) == (3, 1, 3, None)
     assert found["last_time"].endswith("Z")

@@ -33,7 +33,7 @@ WIDTH, MESSAGE_MAX = 80, 4_000
 WRITES = {
     "run", "rebuild", "reset", "rename", "accept-from-now", "rekey", "pause", "resume", "seek", "prune", "append",
     "import", "dlq replay", "dlq replay-all", "dlq edit", "dlq discard", "dlq purge", "dlq resolve", "dlq reopen",
-    "dlq import", "dlq note", "ops cancel", "ops resume", "ops run", "demo",
+    "dlq import", "dlq note", "ops cancel", "ops resume", "ops run", "demo", "breaker open", "breaker close",
 }  # fmt: skip
 LOOKS_ONLY = {"--rehearse", "--dry-run"}  # with one of these, a command that writes does not
 DATA = {"export", "dlq export"}  # their output is the data itself, one JSON object to a line: no columns to fit

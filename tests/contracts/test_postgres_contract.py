@@ -1,15 +1,23 @@
-"""The Postgres store keeps the contract that we ship."""
+"""The Postgres store keeps the contract that we ship, on the newest major and on an older one, which many still have.
+
+`./run.sh test` gets the older one where it can. Where there is none, every run says so in its summary.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
+import psycopg
 import pytest
 
 from redrive.store.postgres import PostgresStore
 from redrive.testing.contracts import StoreContract
-from redrive.testing.servers import Databases
+from redrive.testing.servers import Databases, Server, find_older
+
+OLDER = find_older()
+MISSING = "NOT TESTED: there is none here; apt-get install postgresql-15, or set REDRIVE_TEST_POSTGRES_OLD to its bin"
 
 
 class TestPostgresStore(StoreContract):
@@ -36,3 +44,31 @@ class TestInlinePostgresStore(TestPostgresStore):
     """As the harness uses it: every job in the caller's thread."""
 
     inline = True
+
+
+class _OnAnOlder(TestPostgresStore):
+    urls: ClassVar[dict[Path, str]] = {}
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _server(cls) -> Iterator[None]:
+        server = Server(binaries=OLDER)
+        cls.databases = server.databases
+        yield
+        server.close()
+
+
+if OLDER is not None:
+    TestOlderPostgresStore = _OnAnOlder
+
+
+def test_which_older_postgres_the_contract_was_tested_on(record_property: Callable[[str, str], None]) -> None:
+    tested = MISSING
+    if OLDER is not None:
+        server = Server(binaries=OLDER)
+        with psycopg.connect(server.url) as connection:
+            major = connection.info.server_version // 10000
+        server.close()
+        assert major < 18, "it is not older than the one in the wheel"
+        tested = f"Postgres {major}, in {OLDER}"
+    record_property("the store's contract on an older Postgres", tested)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,66 @@ def test_the_server_ends_the_transaction_of_a_worker_that_fell_asleep_in_it(
     for worker in (sleeper, heir):
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0, worker.said
+    world.check()
+    postgres.drop(url)
+
+
+def test_twenty_zombies_wake_up_and_commit_nothing(zygote: Zygote, tmp_path: Path, postgres: Databases) -> None:
+    """Each falls asleep with the leases of the one before it; the last one does it all, then all of them wake up."""
+    url = postgres.make()
+    world, dice = World(zygote, tmp_path, env=SHORT, store=url), random.Random(0)
+    zombies: list[Child] = []
+    for number in range(20):
+        assert world.producer(4).wait() == 0
+        place = dice.choice(PLACES)
+        zombies.append(world.worker(stop_at=place, heard=f"zombie {number}"))
+        wait_until(lambda: is_stopped(zombies[-1]), what=f"number {number} falls asleep at {place}")
+    heir = world.worker(heard="heir")
+    wait_until(lambda: {line["subscription"] for line in world.signals("LeaseTaken", "heir")} == EVERYBODY)
+    wait_until(world.is_drained)
+    world.check()
+    before = world.durable_state()
+    for zombie in zombies:
+        zombie.signal(signal.SIGCONT)
+    for number, zombie in enumerate(zombies):
+        heard = f"zombie {number}"
+        owned = {(line["subscription"], line["epoch"]) for line in world.signals("LeaseTaken", heard)}
+        assert owned, "it owned something when it fell asleep"
+        lost = wait_until(lambda: len(lines := world.signals("LeaseLost", heard)) >= len(owned) and lines)  # noqa: B023
+        assert owned <= {(line["subscription"], line["epoch"]) for line in lost}
+        zombie.signal(signal.SIGTERM)
+    assert world.durable_state() == before
+    for worker in (*zombies, heir):
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.said
+    world.check()
+    postgres.drop(url)
+
+
+def test_an_owner_on_another_machine_is_replaced_when_its_lease_is_over(
+    zygote: Zygote, tmp_path: Path, postgres: Databases, record_property: Callable[[str, str], None]
+) -> None:
+    """Nobody here can see that its process is dead. By the clock of the server, which leases go by."""
+    url = postgres.make()
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "2s"}, store=url)
+    owner = world.worker(heard="owner", machine="another")
+    wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
+    heir = world.worker(heard="heir")
+    assert world.producer(30).wait() == 0
+    wait_until(world.is_drained)
+    assert world.signals("LeaseTaken", "heir") == []
+    [(killed_at,)] = world.rows("SELECT extract(epoch FROM clock_timestamp())::double precision")
+    owner.kill()
+    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY))
+    [(taken_at,)] = world.rows("SELECT max(lease_set_at) FROM redrive_progress WHERE epoch = 2")
+    record_property(
+        "a lease of 2 s of an owner that nobody can see", f"taken {taken_at - killed_at:.2f} s after its death"
+    )
+    assert 1.0 < taken_at - killed_at < 3.0, "not before it is over, and not much later"
+    assert world.producer(10).wait() == 0
+    wait_until(world.is_drained)
+    heir.signal(signal.SIGTERM)
+    assert heir.wait() == 0, heir.said
     world.check()
     postgres.drop(url)
 

@@ -17,6 +17,7 @@ import psycopg
 from script import Said, script
 
 from redrive import App, Ignore, Reject, retry
+from redrive.clock import Env
 from redrive.context import Ctx, Tx
 from redrive.errors import StoreError
 from redrive.event import Event
@@ -93,9 +94,9 @@ def row(event: Event[Any]) -> dict[str, Any]:
     return {"id": event.id, "key": event.key, "key_seq": event.data["key_seq"], "cents": event.data["cents"]}
 
 
-def build(path: str, flakes: str, fixed: bool = False, signals: str = "") -> App:
+def build(path: str, flakes: str, fixed: bool = False, signals: str = "", machine: str = "") -> App:
     """The app; nothing is opened yet."""
-    app = App(path)
+    app = App(path, env=Env(owner=f"{machine}|its boot|its pids|1|1|1", boot="its boot") if machine else None)
     functions = Functions(flakes, fixed)
     add_projections(app, functions)
     add_handlers(app, functions)
@@ -153,6 +154,7 @@ def add_handlers(app: App, functions: Functions) -> None:
             ctx.state["cents"] = ctx.state.get("cents", 0) + event.data["cents"]
             ctx.state["events"] = ctx.state.get("events", 0) + 1
         ctx.emit(app.log("receipts"), "charged", event.data)
+        ctx.emit(app.log("reminders"), "late", event.data, after="5ms")
         ctx.execute(insert("charge"), row(event))
         await asyncio.sleep(0)
         functions.meet("charge", event)
@@ -179,10 +181,20 @@ class Hearing:
 
 
 def work(
-    path: str, flakes: str, *, fixed: bool = False, until_idle: bool = False, signals: str = "", stop_at: str = ""
+    path: str,
+    flakes: str,
+    *,
+    fixed: bool = False,
+    until_idle: bool = False,
+    signals: str = "",
+    stop_at: str = "",
+    machine: str = "",
 ) -> None:
-    """A worker process; `stop_at` is a failpoint, with the number of the hit, at which it falls asleep."""
-    app = build(path, flakes, fixed, signals)
+    """A worker process; `stop_at` is a failpoint, with the number of the hit, at which it falls asleep.
+
+    `machine`: it believes to be on this one, so that nobody here can tell whether its process lives.
+    """
+    app = build(path, flakes, fixed, signals, machine)
     if stop_at:
         name, _, at = stop_at.partition(":")
         # To this very thread: the process as a whole would fall asleep a moment later, inside a transaction.
@@ -218,10 +230,11 @@ def accepted(app: App, orders: Any, event: Said) -> bool:
 
 
 def say(app: App, orders: Any, event: Said) -> None:
-    """Append; every fifth together with a write of the producer's own."""
+    """Append; every fifth together with a write of the producer's own, and with a reminder."""
     if event.n % 5 == 0:
         with app.transaction() as tx:
             tx.execute("INSERT INTO sent VALUES (:n) ON CONFLICT DO NOTHING", {"n": event.n})
             orders.append(event.type, event.data, key=event.key, id=event.id, tx=tx)
+            app.log("reminders").append("said", event.data, id=event.id, after="1ms", tx=tx)
     else:
         orders.append(event.type, event.data, key=event.key, id=event.id)

@@ -111,7 +111,8 @@ class World:
             return False
         known = "SELECT count(*) FROM redrive_subscriptions"
         together = self.rows(f"SELECT ({known}), ({behind}), ({heads})")  # one snapshot: a head may emit as it leaves
-        return together == [(len(OF_PROJECTIONS) + len(OF_HANDLERS), 0, 0)]
+        waiting = self.rows("SELECT count(*) FROM redrive_scheduled")
+        return together == [(len(OF_PROJECTIONS) + len(OF_HANDLERS), 0, 0)] and waiting == [(0,)]
 
     # ------------------------------------------------------------ looking
 
@@ -241,6 +242,7 @@ class World:
             wanted = Counter((emission_id(name, e.id, 0), e.key) for e in expected.applied)
             assert Counter((id, key) for id, key, _ in emitted) == wanted, name
             check_order(log, [(key, json.loads(data)["key_seq"]) for _, key, data in emitted])
+        self.check_reminders(expected)
         mirrored = Counter(self.rows("SELECT event_id FROM mirror_rows"))
         assert mirrored == Counter((emission_id("charge", e.id, 0),) for e in expected.applied)
         states = defaultdict[str, list[int]](lambda: [0, 0])
@@ -250,6 +252,17 @@ class World:
                 states[event.key][1] += 1
         stored = {key: json.loads(data) for key, data in self.rows("SELECT key, data FROM redrive_state")}
         assert {key: [state["cents"], state["events"]] for key, state in stored.items()} == dict(states)
+
+    def check_reminders(self, expected: Fates) -> None:
+        """What was scheduled has come, once: by the handler in key order, by the producer with its own writes."""
+        sql = "SELECT e.id, e.type, e.key, e.data FROM redrive_events e JOIN redrive_logs g ON g.id = e.log"
+        came = self.rows(f"{sql} AND g.name = 'reminders' ORDER BY e.position")
+        wanted = Counter((emission_id("charge", e.id, 1), "late") for e in expected.applied)
+        said = Counter((e.id, "said") for e in script(self.seed, self.said) if e.n % 5 == 0)
+        assert Counter((id, kind) for id, kind, *_ in came) == wanted + said
+        late = [(key, json.loads(data)["key_seq"]) for _, kind, key, data in came if kind == "late"]
+        check_order("reminders", late)
+        assert self.rows("SELECT id FROM redrive_scheduled") == []
 
     def check_ledger(self) -> None:
         """Each event that a filter asked for has exactly one fate, says the ledger that users run."""

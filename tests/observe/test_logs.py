@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from redrive import App, Reject
 from redrive.observe import signals as sig
-from redrive.observe.logs import LogListener
+from redrive.observe.logs import JsonFormatter, LogListener
 
 
 def shop(folder: Path) -> App:
@@ -47,6 +48,16 @@ def test_an_embedded_app_logs_a_dead_letter_and_installs_nothing(
     app.close()
     assert handlers == [[], []]
     assert signal.getsignal(signal.SIGINT) is interrupt
+
+
+def test_what_lasts_for_ever_is_a_line_of_json_too(caplog: pytest.LogCaptureFixture) -> None:
+    LogListener()([sig.BreakerOpened("charge", "bank", float("inf"))])
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    line = json.loads(JsonFormatter().format(caplog.records[0]), parse_constant=refuse)
+    assert (line["signal"], line["breaker"], line["seconds"]) == ("breaker.opened", "bank", None)
 
 
 def test_retries_that_failed_alike_share_a_line_and_dead_letters_do_not(caplog: pytest.LogCaptureFixture) -> None:

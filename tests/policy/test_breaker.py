@@ -129,7 +129,7 @@ def test_only_what_blames_the_dependency_counts(error: BaseException, counts: bo
     "wrong",
     [
         {"name": ""}, {"name": 3}, {"failures": 0}, {"failures": True}, {"cooldown": "0s"}, {"cooldown": "2d"},
-        {"probes": 0}, {"per": "event"}, {"when_open": "drop"}, {"on": "errors"},
+        {"probes": 0}, {"when_open": "drop"}, {"on": "errors"},
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:

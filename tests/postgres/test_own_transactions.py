@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 from redrive import App, StoreError, UsageError
+from redrive.replay.scheduled import waiting
 from redrive.settings import Settings
 from redrive.testing.servers import empty
 
@@ -164,3 +165,19 @@ def test_a_reader_of_a_log_loses_nothing_where_one_of_a_sequence_does(app: App, 
     for event in events:
         versions[event.key].append(event.version)
     assert all(found == list(range(1, len(found) + 1)) for found in versions.values())
+
+
+def test_an_event_is_scheduled_and_taken_back_in_a_transaction_of_the_users_own(app: App, postgres_store: str) -> None:
+    orders = app.log("orders")
+    with psycopg.connect(postgres_store) as connection:
+        orders.append("later", 1, id="one", after="0s", tx=connection)
+        orders.append("later", 2, id="two", after="0s", tx=connection)
+        assert waiting(app.runtime.store) == []
+    assert [one.id for one in waiting(app.runtime.store)] == ["one", "two"]
+    with psycopg.connect(postgres_store) as connection:
+        assert orders.cancel("one", tx=connection)
+        assert not orders.cancel("one", tx=connection)
+        connection.rollback()
+        assert orders.cancel("two", tx=connection)
+    app.run(until_idle=True)
+    assert [event.id for event in orders.read()] == ["one"]

@@ -190,7 +190,7 @@ def test_the_rate_grows_after_a_recovery(app: App, harness: Harness) -> None:
 
 
 def test_retries_keep_within_the_budget_and_first_attempts_are_not_counted(app: App, start: Any) -> None:
-    harness = start(app, settings=Settings(retry_budget=10.0))
+    harness = start(app, settings=Settings(retry_budget=10.0, retry_budget_jitter=0.0))
     sink = Shelf("crm", clock=harness.clock)
     sink.down = KeyError("a bug, say")
     deliver(app, sink, breaker=None, retry=retry(attempts=2, wait="5s", factor=1, jitter=0))

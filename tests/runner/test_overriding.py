@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from redrive import App, UsageError, retry
-from redrive.settings import RetrySettings, Settings, SubscriptionSettings
+from redrive import App, UsageError, no_retry, retry, rules
+from redrive.settings import LetterSettings, RetrySettings, Settings, SubscriptionSettings
 from redrive.testing import Harness
 
 QUIET = {"lease": 1e6, "poll_min": 1e6, "poll_max": 1e6}
@@ -106,4 +106,71 @@ def test_a_concurrency_override_of_total_order_is_refused(app: App, start: Any) 
     harness = start(app, settings=Settings(subscriptions={"p": SubscriptionSettings(concurrency=5)}, **QUIET))
     app.on(app.log("orders"), name="p", order="total", start="first")(lambda event, ctx: None)
     with pytest.raises(UsageError, match="total"):
+        harness.run_until_idle()
+
+
+def dear(letter: Any) -> bool:
+    """For the settings of a test: worth a letter?"""
+    return bool(letter.event.data["cents"] > 100)
+
+
+async def too_late(letter: Any) -> bool:
+    return True
+
+
+def ruled(app: App, start: Any, letters: LetterSettings) -> Harness:
+    harness: Harness = start(
+        app, settings=Settings(subscriptions={"charge": SubscriptionSettings(letters=letters)}, **QUIET)
+    )
+
+    @app.on(app.log("orders"), start="first", retry=no_retry, letters=rules(discard="code.*", keep="audit.*"))
+    def charge(event, ctx):
+        raise OSError
+
+    return harness
+
+
+def fates(harness: Harness) -> dict[str, tuple[str, str | None]]:
+    return {letter.type: (letter.state, letter.resolved_by) for letter in harness.letters()}
+
+
+def test_rules_of_the_settings_replace_those_of_the_code_one_by_one(app: App, start: Any) -> None:
+    keep_if = f"{__name__}:dear"
+    harness = ruled(app, start, LetterSettings(discard=("health.*", r"/debug\.(trace|dump)/"), keep_if=keep_if))
+    for kind, cents in (
+        ("health.ping", 500), ("debug.trace", 500), ("debug.other", 500), ("code.x", 500), ("cheap", 5), ("audit.x", 5),
+    ):  # fmt: skip
+        harness.append("orders", kind, {"cents": cents}, key=kind)
+    harness.run_until_idle()
+    assert fates(harness) == {
+        "health.ping": ("discarded", "rule: discard health.*"),
+        "debug.trace": ("discarded", r"rule: discard /debug\.(trace|dump)/"),
+        "debug.other": ("dead", None),
+        "code.x": ("dead", None),  # what the code discards is replaced
+        "cheap": ("discarded", "rule: keep_if dear"),
+        "audit.x": ("dead", None),  # what the code keeps is not
+    }
+
+
+def test_an_empty_list_takes_the_rules_of_the_code_away(app: App, start: Any) -> None:
+    harness = ruled(app, start, LetterSettings(discard=()))
+    harness.append("orders", "code.x")
+    harness.run_until_idle()
+    assert fates(harness) == {"code.x": ("dead", None)}
+
+
+@pytest.mark.parametrize(
+    ("letters", "why"),
+    [
+        (LetterSettings(discard=("/(a*/",)), r"`subscriptions\.charge\.letters\.discard`: /\(a\*/ opens a group"),
+        (LetterSettings(keep=("/(?=a)b/",)), r"letters\.keep`: .* is not known here"),
+        (LetterSettings(keep_if="no.such.module:f"), r"letters\.keep_if`: there is no no\.such\.module:f"),
+        (LetterSettings(keep_if="os:nothing"), r"letters\.keep_if`: there is no os:nothing"),
+        (LetterSettings(keep_if="os:name"), "is no function"),
+        (LetterSettings(keep_if=f"{__name__}:too_late"), "is async"),
+    ],
+)
+def test_rules_that_cannot_answer_stop_the_start(app: App, start: Any, letters: LetterSettings, why: str) -> None:
+    harness = ruled(app, start, letters)
+    with pytest.raises(UsageError, match=why):
         harness.run_until_idle()

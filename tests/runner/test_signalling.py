@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict, fields
 
-from redrive import App, Reject, StoreError, no_retry, retry, rules
+from redrive import App, Reject, StoreError, breaker, no_retry, retry, rules
 from redrive.observe import signals as sig
 from redrive.observe.logs import JsonFormatter, LogListener
 from redrive.settings import Settings
@@ -33,6 +33,7 @@ def declare_troubles(app: App) -> None:
         start="first",
         retry=retry(attempts=2, wait="1s", jitter=0),
         letters=rules(discard="drop.*", keep_if=lambda letter: letter.broken),
+        breaker=breaker(failures=1, cooldown="1s", probes=1),
     )
     def charge(event, ctx):
         match event.type:
@@ -54,6 +55,7 @@ def test_every_signal_is_told_by_something_that_happens(app: App, start: Any) ->
         harness.append("orders", kind, {"secret": 1}, key=key)
     for _ in range(3):
         harness.append("orders", "fine", key="b")
+    harness.append("orders", "fine", key="a", after="1m")
     harness.advance("3m")
     harness.replay()
     harness.fault = StoreError("gone")

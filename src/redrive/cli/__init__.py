@@ -29,6 +29,7 @@ COMMANDS = {
     "ops": "ops:ops",
     "lanes": "explain:lanes",
     "events": "logs:events",
+    "scheduled": "scheduled:scheduled",
     "explain": "explain:explain",
     "state": "explain:state",
     "verify": "look:verify",
@@ -49,7 +50,10 @@ COMMANDS = {
     "prune": "prune:prune",
     "migrate": "migrate:migrate",
     "doctor": "doctor:doctor",
+    "rules": "rules:rules",
     "config": "config:config",
+    "alerts": "alerts:alerts",
+    "dashboard": "alerts:dashboard",
     "demo": "demo:demo",
 }
 

@@ -75,6 +75,7 @@ def events(
 @click.option("--id", "event_id", metavar="ID", help="Its id; the same event appended twice is stored once.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="A header; may be repeated.")
 @click.option("--expected-version", type=click.IntRange(0), metavar="N", help="Only if the key's last version is N.")
+@click.option("--after", metavar="TIME", help="Not now, but in 30m, say.")
 @click.option("--reason", default="", help="Why; goes into the audit.")
 @create_option
 @store_option
@@ -82,7 +83,8 @@ def events(
 @json_option
 def append(
     log: str, kind: str, data: str | None, key: str | None, event_id: str | None, headers: Sequence[str],
-    expected_version: int | None, reason: str, create: bool, store: str | None, program: str | None, as_json: bool,
+    expected_version: int | None, after: str | None, reason: str, create: bool, store: str | None,
+    program: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Append one event, durably. DATA is JSON; - reads it from stdin, @FILE from a file; without it, null.
 
@@ -95,11 +97,15 @@ def append(
     with opened(store, program, create=create) as app:
         event, is_new = append_event(
             app.operate().operator, app.runtime.types, log, kind, raw, key=key, id=event_id, headers=given,
-            expected_version=expected_version, reason=reason, create=create,
+            expected_version=expected_version, after=after, reason=reason, create=create,
         )  # fmt: skip
     if as_json:
         fields = {"position": event.position, "log": log, "id": event.id, "type": event.type, "key": event.key}
         emit_json(fields | {"version": event.version, "time": moment(event.time_us / 1e6), "new": is_new})
+        return 0
+    if event.due is not None:
+        said = "scheduled" if is_new else "it is scheduled already:"
+        say(f"{said} {event.id} for {clock_time(event.due.timestamp())} in {log}")
         return 0
     said = "appended" if is_new else "it was there already:"
     of_key = f", version {event.version} of key {event.key}" if event.key is not None else ""

@@ -21,13 +21,20 @@ POSITIONS_SHOWN = 12
 @reads
 def status(store: str | None, program: str | None, as_json: bool) -> int:
     """Position, lag, letters and owner of every subscription."""
+    from redrive.cli.scheduled import backlog_lines
+    from redrive.replay.scheduled import backlog
+
     with opened(store, program) as app:
-        found = app.operate().status()
+        operations = app.operate()
+        found, now = operations.status(), operations.operator.now()
+        scheduled = backlog_lines(backlog(operations.operator.store, now), now)
     if as_json:
         emit_json([_status(one) for one in found])
         return 0
     if not found:
         click.echo("no subscriptions yet; `redrive run MODULE:APP` registers them")
+        for line in scheduled:
+            block(plain(line), "")
         return 0
     rows = [
         (one.subscription, one.state, one.position, one.lag_events, _lag(one), one.applied, one.retrying, one.dead)
@@ -40,6 +47,8 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
             block(f"{plain(one.subscription)} is halted: {plain(one.halted)}", "")
         if one.rebuilding_until is not None:
             block(f"{plain(one.subscription)} is being rebuilt up to position {one.rebuilding_until}", "")
+    for line in scheduled:
+        block(plain(line), "")
     return 0
 
 

@@ -43,6 +43,7 @@ def export_log(
     """
     from redrive.cli.select import moment_of
     from redrive.replay.events import Wanted, last_position
+    from redrive.replay.scheduled import scheduled_for
     from redrive.replay.transfer import export
 
     wanted = Wanted(log, key, kind, moment_of(since), moment_of(until))
@@ -51,6 +52,7 @@ def export_log(
     if out is not None and os.path.exists(out):
         confirm(f"Replace {plain(out)} ({os.path.getsize(out):,} bytes)?", yes)
     with opened(store, program) as app:
+        waits = scheduled_for(app.runtime.store, log)
         lines = export(app.runtime.store, wanted, after)
         first = next(lines, None)  # an unknown log is an error before a file is made
         count, last = 0, after
@@ -67,6 +69,8 @@ def export_log(
     where = f" to {out}" if out is not None else ""
     until_position = f", the last at position {last}" if count else ""
     say(f"{plural(count, 'event')} exported{where}{until_position}", err=out is None)
+    if waits:
+        say(f"not exported: {plural(waits, 'event')} that the log waits for; see `redrive scheduled {log}`", err=True)
     return 0
 
 
@@ -148,7 +152,7 @@ def _target(out: str | None) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _source(file: str) -> Iterator[Iterator[bytes]]:
-    from redrive.replay.cloudevents import LINE_BYTES_MAX
+    from redrive.cloudevents import LINE_BYTES_MAX
 
     if file == "-":
         yield _lines(stdin(), LINE_BYTES_MAX)

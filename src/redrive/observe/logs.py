@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from math import isinf
 
 from msgspec.structs import asdict
 
@@ -20,6 +21,8 @@ logger = logging.getLogger("redrive")
 
 _LEVELS: dict[type[Signal], int] = {
     sig.Appended: logging.DEBUG,
+    sig.Scheduled: logging.DEBUG,
+    sig.CameDue: logging.DEBUG,
     sig.Settled: logging.DEBUG,
     sig.Retried: logging.WARNING,
     sig.Buried: logging.ERROR,
@@ -28,6 +31,7 @@ _LEVELS: dict[type[Signal], int] = {
     sig.HandlerStuck: logging.ERROR,
     sig.LeaseLost: logging.WARNING,
     sig.LaneFull: logging.ERROR,
+    sig.BreakerOpened: logging.ERROR,
     sig.RuleBroken: logging.ERROR,
     # The tracker writes lines of its own, also where nothing else of redrive runs.
     sig.Spooled: logging.DEBUG,
@@ -93,16 +97,21 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
-        line = {
+        line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
         }
         fields = getattr(record, "redrive", None)
-        line |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
+        line |= _finite(fields) if isinstance(fields, dict) else {"message": record.getMessage()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def _finite(fields: dict[str, object]) -> dict[str, object]:
+    """JSON has no infinity: what lasts until somebody acts has null for its seconds."""
+    return {name: None if isinstance(value, float) and isinf(value) else value for name, value in fields.items()}
 
 
 def log_signals(signals: Signals) -> None:

@@ -29,6 +29,21 @@ class Appended(Signal, frozen=True):
     position: int
 
 
+class Scheduled(Signal, frozen=True):
+    """Events were stored that are to be appended later."""
+
+    log: str
+    count: int
+
+
+class CameDue(Signal, frozen=True):
+    """Scheduled events were appended, the first of them so many seconds after its time."""
+
+    log: str
+    count: int
+    late: float
+
+
 class Settled(Signal, frozen=True):
     """A settling transaction committed: how many events met which fate, and how long it took."""
 
@@ -230,9 +245,9 @@ class Stopping(Signal, frozen=True):
 
 
 ALL: tuple[type[Signal], ...] = (
-    Appended, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken, LeaseReleased, LeaseLost,
-    Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed, RuleBroken, Spooled,
-    SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused, TrackLimited, Stopping,
+    Appended, Scheduled, CameDue, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken,
+    LeaseReleased, LeaseLost, Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed,
+    RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused, TrackLimited, Stopping,
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]

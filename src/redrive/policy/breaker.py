@@ -70,7 +70,6 @@ def next_state(state: State, verb: Verb) -> State:
     return step(TRANSITIONS, state, verb)
 
 
-Per = Literal["subscription", "key"]
 WhenOpen = Literal["pause", "bury"]
 
 
@@ -83,7 +82,6 @@ class Rule:
     cooldown: float = 60.0
     probes: int = 3
     on: tuple[type[BaseException], ...] | None = None  # None: whatever blames the dependency by itself
-    per: Per = "subscription"
     when_open: WhenOpen = "pause"
 
     def counts(self, error: BaseException) -> bool:
@@ -166,7 +164,7 @@ def limit_after(breaker: Breaker, limit: Bucket | None, now: float) -> Bucket | 
     if not left:
         return limit
     rate = RAMP_START * 2.0 ** ((RAMP_SECONDS - left) / RAMP_DOUBLES)
-    return limit if limit is not None and limit.rate <= rate else Bucket(rate, max(1, math.ceil(rate / 20)))
+    return limit if limit is not None and limit.rate <= rate else Bucket(rate, max(1, math.ceil(rate / 10)))
 
 
 def forced_open(breaker: Breaker, now: float) -> Breaker:
@@ -220,7 +218,6 @@ def breaker(
     cooldown: Duration = "60s",
     probes: int = 3,
     on: Errors | None = None,
-    per: Per = "subscription",
     when_open: WhenOpen = "pause",
 ) -> Rule:
     """Leave a dependency alone after so many errors in a row, and come back carefully.
@@ -228,14 +225,12 @@ def breaker(
     >>> breaker("stripe", failures=3).failures
     3
 
-    Subscriptions that name the same breaker share it. `per="key"` has one for each key, or each target of a sink.
+    Subscriptions that name the same breaker share it.
     """
     if name is not None and (
         not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable()
     ):
         raise UsageError(f'breaker: {name!r} is no name; a short text such as "stripe" is')
-    if per not in ("subscription", "key"):
-        raise UsageError(f'breaker: per is "subscription" or "key", not {per!r}')
     if when_open not in ("pause", "bury"):
         raise UsageError(f'breaker: when_open is "pause" or "bury", not {when_open!r}')
     pause = seconds_of("breaker: cooldown", cooldown)
@@ -247,6 +242,5 @@ def breaker(
         pause,
         count_of("breaker: probes", probes, least=1, most=PROBES_MAX),
         None if on is None else errors_of("breaker: on", on),
-        per,
         when_open,
     )

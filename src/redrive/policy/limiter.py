@@ -80,4 +80,4 @@ def bucket(limit: str, burst: int | None = None) -> Bucket:
 def paced(limit: str) -> Bucket:
     """A bucket for calls of others: hardly anything is saved up, so that no second sees much more than the rate."""
     whole = bucket(limit)
-    return Bucket(whole.rate, max(1, math.ceil(whole.rate / 20)))
+    return Bucket(whole.rate, max(1, math.ceil(whole.rate / 10)))

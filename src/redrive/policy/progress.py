@@ -11,8 +11,8 @@ them. With one partition the floor is the prefix.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 NO_FLOOR = 2**62  # nobody else is behind
@@ -32,20 +32,19 @@ class Plan(NamedTuple):
 class Window:
     """Positions taken in and not yet below the prefix, in order."""
 
-    __slots__ = ("_behind", "_done", "_elsewhere", "_order", "_state", "cursor", "position")
+    __slots__ = ("_behind", "_done", "_elsewhere", "_states", "cursor", "position")
 
     def __init__(self, position: int, done: Iterable[int] = (), elsewhere: Iterable[int] = ()) -> None:
         """`done`: our marks in the store. `elsewhere`: those of other partitions, some of which may have been ours."""
         self.position = position  # the prefix, as stored
         self.cursor = position  # everything up to here has been read
-        self._order: deque[int] = deque()
-        self._state: dict[int, int] = {}
+        self._states: dict[int, int] = {}  # by position, in order
         self._done = {one for one in done if one > position}
         self._behind = sorted(one for one in done if one <= position)  # our marks between the floor and the prefix
         self._elsewhere = {one for one in elsewhere if one > position}
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._states)
 
     def take(self, position: int) -> bool:
         """Read this position; False if it is settled already (a done row from before)."""
@@ -53,17 +52,15 @@ class Window:
             self.skip(position)
             return False
         self.cursor = position
-        self._order.append(position)
         settled = position in self._done
-        self._state[position] = STORED if settled else OPEN
+        self._states[position] = STORED if settled else OPEN
         if settled:
             self._done.discard(position)
         return not settled
 
     def take_all(self, positions: list[int]) -> None:
         """Read these positions, in order, none of them settled."""
-        self._order.extend(positions)
-        self._state.update(dict.fromkeys(positions, OPEN))
+        self._states.update(dict.fromkeys(positions, OPEN))
         self.cursor = positions[-1]
 
     def skip(self, position: int) -> None:
@@ -72,36 +69,37 @@ class Window:
         if position in self._done:  # asked for under an older filter
             self.take(position)
             return
-        if self._order and self._state[self._order[-1]] == SKIPPED:
-            del self._state[self._order.pop()]
-        self._order.append(position)
-        self._state[position] = SKIPPED
+        states = self._states
+        if states and states[next(reversed(states))] == SKIPPED:
+            states.popitem()
+        states[position] = SKIPPED
 
     def rewind(self, position: int) -> None:
         """Forget what was read above a position: it will be read again."""
-        while self._order and self._order[-1] > position:
-            last = self._order.pop()
-            if self._state.pop(last) == STORED:
+        states = self._states
+        while states and next(reversed(states)) > position:
+            last, kind = states.popitem()
+            if kind == STORED:
                 self._done.add(last)
         self.cursor = position
 
     def is_open(self, position: int) -> bool:
         """Is this position taken in and not settled?"""
-        return self._state.get(position) == OPEN
+        return self._states.get(position) == OPEN
 
     def plan(self, settled: Collection[int], others: int = NO_FLOOR) -> Plan:
         """What to write so that these positions are settled, while the slowest of the others is at `others`."""
         prefix, pruned, passed = self.position, 0, 0
-        state = self._state
-        for position in self._order:
-            kind = state[position]
-            if kind == OPEN and position not in settled:
-                break
-            pruned += kind == STORED and position <= others
+        for position, kind in self._states.items():
+            if kind == OPEN:
+                if position not in settled:
+                    break
+            elif kind == STORED and position <= others:
+                pruned += 1
             passed += 1
             prefix = position
         floor = min(prefix, others)
-        add = sorted(position for position in settled if position > floor)
+        add = sorted([position for position in settled if position > floor])
         return Plan(prefix, add, pruned + self._behind_to(floor), passed, floor)
 
     def pass_to(self, prefix: int, settled: Iterable[int] = (), others: int = NO_FLOOR) -> Plan:
@@ -127,23 +125,23 @@ class Window:
 
     def commit(self, plan: Plan) -> None:
         """The plan is in the store now."""
-        prefix, floor = plan.prefix, plan.floor
-        passed = [self._order.popleft() for _ in range(plan.passed)]
-        stored = [position for position in passed if self._state.pop(position) == STORED] if passed else []
+        prefix, floor, states = plan.prefix, plan.floor, self._states
+        passed, above = list(islice(states, plan.passed)), plan.add
         if floor != prefix or self._behind:
             del self._behind[: self._behind_to(floor)]
-            marks = {*stored, *plan.add, *self._done}
+            marks = {*[position for position in passed if states[position] == STORED], *plan.add, *self._done}
             self._behind += sorted(position for position in marks if floor < position <= prefix)
+            above = [position for position in plan.add if position > prefix]
+        for position in passed:
+            del states[position]
         self.position = prefix
         self.cursor = max(self.cursor, prefix)
         if self._done:
             self._done = {position for position in self._done if position > prefix}
         if self._elsewhere:
             self._elsewhere = {position for position in self._elsewhere if position > prefix}
-        for position in plan.add:
-            if position > prefix:
-                self._state[position] = STORED
+        states.update(dict.fromkeys(above, STORED))
 
     def unsettled(self) -> int:
         """How many positions are taken in and not settled."""
-        return sum(1 for kind in self._state.values() if kind == OPEN)
+        return sum(1 for kind in self._states.values() if kind == OPEN)

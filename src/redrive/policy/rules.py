@@ -17,9 +17,10 @@ from typing import Any
 from redrive.errors import UsageError
 from redrive.policy.outcome import Failure
 from redrive.policy.patterns import matches, type_pattern
+from redrive.policy.regex import Regex, regex
 
 Predicate = Callable[[Any], bool]
-Pattern = str | re.Pattern[str] | Predicate
+Pattern = str | re.Pattern[str] | Regex | Predicate
 AnyPattern = Pattern | type  # an event class stands for the name it was given
 
 
@@ -56,6 +57,22 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A rule that was asked, and its answer in words."""
+
+    rule: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What comes of it, and every rule that was asked; the last one decided."""
+
+    verdict: Keep | Drop
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """Made by `rules()`, which checks the patterns."""
 
@@ -68,26 +85,27 @@ class Rules:
 
     def judge(self, event_type: str, letter: object) -> Keep | Drop:
         """Whether a letter for this event is wanted; the first rule that matches decides."""
-        for pattern in self.discard:
-            match _fits(pattern, event_type, letter):
-                case True:
-                    return Drop(f"discard {_name(pattern)}")
-                case str() as problem:
-                    return Keep(f"discard {_name(pattern)}: {problem}")
-        for pattern in self.keep:
-            match _fits(pattern, event_type, letter):
-                case True:
-                    return Keep()
-                case str() as problem:
-                    return Keep(f"keep {_name(pattern)}: {problem}")
+        return self.explain(event_type, letter).verdict
+
+    def explain(self, event_type: str, letter: object) -> Judgement:
+        """The same, with the rules that were asked on the way."""
+        steps: list[Step] = []
+        for verb, patterns in (("discard", self.discard), ("keep", self.keep)):
+            for pattern in patterns:
+                rule = f"{verb} {_name(pattern)}"
+                fits = _fits(pattern, event_type, letter)
+                steps.append(Step(rule, fits if isinstance(fits, str) else "fits" if fits else "does not fit"))
+                if isinstance(fits, str):
+                    return Judgement(Keep(f"{rule}: {fits}"), tuple(steps))
+                if fits:
+                    return Judgement(Drop(rule) if verb == "discard" else KEEP, tuple(steps))
         if self.keep_if is None:
-            return KEEP
-        match _ask(self.keep_if, letter):
-            case False:
-                return Drop(f"keep_if {_name(self.keep_if)}")
-            case str() as problem:
-                return Keep(f"keep_if {_name(self.keep_if)}: {problem}")
-        return KEEP
+            return Judgement(KEEP, tuple(steps))
+        rule, answer = f"keep_if {_name(self.keep_if)}", _ask(self.keep_if, letter)
+        steps.append(Step(rule, answer if isinstance(answer, str) else f"answered {answer}"))
+        if isinstance(answer, str):
+            return Judgement(Keep(f"{rule}: {answer}"), tuple(steps))
+        return Judgement(KEEP if answer else Drop(rule), tuple(steps))
 
 
 KEEP = Keep()
@@ -112,13 +130,28 @@ def rules(
     return Rules(_patterns("rules: discard", discard), _patterns("rules: keep", keep), keep_if)
 
 
+def overruled(
+    given: Rules, discard: Iterable[Pattern] | None, keep: Iterable[Pattern] | None, keep_if: Predicate | None
+) -> Rules:
+    """The rules of the code, where the settings say nothing else."""
+    said = Rules(
+        given.discard if discard is None else tuple(discard),
+        given.keep if keep is None else tuple(keep),
+        given.keep_if if keep_if is None else keep_if,
+    )
+    _refuse_coroutine("rules: keep_if", said.keep_if)
+    return said
+
+
 def _patterns(option: str, given: AnyPattern | Iterable[AnyPattern]) -> tuple[Pattern, ...]:
-    if isinstance(given, str | re.Pattern) or callable(given):
+    if isinstance(given, str | re.Pattern | Regex) or callable(given):
         return (_pattern(option, given),)
     return tuple(_pattern(option, one) for one in given)
 
 
 def _pattern(option: str, given: AnyPattern) -> Pattern:
+    if isinstance(given, Regex):
+        return given
     if isinstance(given, re.Pattern):
         if not isinstance(given.pattern, str):
             raise UsageError(f"{option} has a pattern of bytes, {given.pattern!r}; event types are text")
@@ -127,6 +160,14 @@ def _pattern(option: str, given: AnyPattern) -> Pattern:
         _refuse_coroutine(option, given)
         return given
     return type_pattern(option, given)
+
+
+def written(option: str, texts: Iterable[str]) -> tuple[Pattern, ...]:
+    """Patterns as a settings file has them: names, globs, and regular expressions between slashes."""
+    return tuple(
+        regex(option, text[1:-1]) if len(text) > 1 and text[0] == text[-1] == "/" else type_pattern(option, text)
+        for text in texts
+    )
 
 
 def _refuse_coroutine(option: str, predicate: object) -> None:
@@ -138,6 +179,8 @@ def _refuse_coroutine(option: str, predicate: object) -> None:
 def _fits(pattern: Pattern, event_type: str, letter: object) -> bool | str:
     if isinstance(pattern, str):
         return matches(pattern, event_type)
+    if isinstance(pattern, Regex):
+        return pattern.fits(event_type)
     if isinstance(pattern, re.Pattern):
         return pattern.fullmatch(event_type) is not None
     return _ask(pattern, letter)
@@ -153,11 +196,16 @@ def _ask(predicate: Predicate, letter: object) -> bool | str:
     return answer if isinstance(answer, bool) else f"answered {type(answer).__name__}, not True or False"
 
 
+def named(rules: object) -> str | list[str]:
+    """Patterns, or a function, as they are called in a list of rules."""
+    return [_name(one) for one in rules] if isinstance(rules, tuple) else _name(rules)
+
+
 def _name(pattern: object) -> str:
     match pattern:
         case str():
             return pattern
-        case re.Pattern(pattern=text):
+        case re.Pattern(pattern=text) | Regex(pattern=text):
             return f"/{text}/"
         case _:
             return str(getattr(pattern, "__qualname__", type(pattern).__qualname__))

@@ -16,6 +16,7 @@ from redrive.replay.machine import examine_file, examine_server
 from redrive.settings import Settings, check_subscriptions
 from redrive.store.address import is_postgres
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
+from redrive.store.scheduled import next_due
 from redrive.units import show_duration
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -52,6 +53,7 @@ def examine(store: Store, env: Env, settings: Settings, declared: Collection[str
         rows = [(row, tx.progress.get(row.id)) for row in tx.progress.all()]
         yield from _settings(settings, declared, [row.name for row, _ in rows])
         found = [*_subscriptions(tx, env, rows, declared), *_letters(tx, env, settings, rows)]
+        found += _scheduled(tx, env.clock.now())
     yield from found
     if not any(one.subscription for one in found):
         count = f"{len(rows)} subscriptions" if len(rows) != 1 else "1 subscription"
@@ -158,6 +160,15 @@ def _letters(
                     f"worker died, {charges} times", f"after {settings.crash_charges_max} it is buried by itself",
                     row.name,
                 )  # fmt: skip
+
+
+def _scheduled(tx: StoreTx, now: float) -> Iterator[Finding]:
+    due_at, _ = next_due(tx.sql, now)
+    if due_at is not None and now - due_at > LATE_MAX:
+        yield Finding(
+            "scheduled", WARNING, f"a scheduled event has been due for {show_duration(now - due_at)}",
+            "start a worker: any process that runs the app appends what is due; `redrive scheduled` lists",
+        )  # fmt: skip
 
 
 def _many(count: int, seen: int) -> str:

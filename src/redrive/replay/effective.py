@@ -13,7 +13,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from redrive.policy.retry import Retry
-from redrive.settings import Settings, SubscriptionSettings, marks
+from redrive.policy.rules import named
+from redrive.settings import LetterSettings, Settings, SubscriptionSettings, marks
 from redrive.subscription import Subscription
 from redrive.units import duration, show_duration
 
@@ -63,7 +64,7 @@ def _of_subscription(
         ("retry.", mine.retry, _one_rule(code), Retry.__dataclass_fields__),
     ):
         for field, hint in get_type_hints(type(values), include_extras=True).items():
-            if field == "retry":
+            if field in ("retry", "letters"):
                 continue
             full, value = f"subscriptions.{name}.{prefix}{field}", getattr(values, field)
             if value is not None:
@@ -74,6 +75,19 @@ def _of_subscription(
                 yield _option(full, _written(value, hint), origin)
             elif code is not None and prefix:
                 yield _option(full, f"{len(code.policy.retry)} rules", "program")
+    yield from _of_letters(name, mine.letters, origins, code)
+
+
+def _of_letters(
+    name: str, given: LetterSettings, origins: Mapping[str, str], code: Subscription | None
+) -> Iterator[Option]:
+    """Rules are listed where there are any; by their names, since some are functions."""
+    for field in LetterSettings.__struct_fields__:
+        full, value = f"subscriptions.{name}.letters.{field}", getattr(given, field)
+        if value is not None:
+            yield _option(full, _written(value, None), origins.get(full, "program"))
+        elif code is not None and (rules := getattr(code.policy.letters, field)):
+            yield _option(full, named(rules), "program")
 
 
 def _one_rule(code: Subscription | None) -> Retry | None:

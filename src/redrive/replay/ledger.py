@@ -67,6 +67,9 @@ def verify(store: Store, plain: Collection[str] = ()) -> list[Verdict]:
         for (operation,) in tx.sql.all("ledger_receipts"):
             message = "its receipt is not what came of its letters"
             verdicts.append(Verdict(f"operation {operation}", violations=(Violation("receipt", message),)))
+        for (id,) in tx.sql.all("ledger_scheduled"):
+            message = "it waits for a log that there is not: nobody will append it"
+            verdicts.append(Verdict(f"scheduled {id}", violations=(Violation("scheduled", message),)))
     return verdicts
 
 

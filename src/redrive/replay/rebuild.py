@@ -73,8 +73,8 @@ def progress(store: Store, name: str) -> Rebuilding:
     """Where a rebuild stands; done for a subscription that was never reset."""
     with store.reading() as tx:
         row = find(tx, name)
-        now = tx.progress.get(row.id)
-    return Rebuilding(name, now.started_from, now.position, now.quiet_until)
+        now, last = tx.progress.get(row.id), _last(tx, row)
+    return Rebuilding(name, now.started_from, now.position, min(now.quiet_until, last))
 
 
 def reset(operator: Operator, name: str, reason: str, declared: Subscription | None = None) -> Rebuilding:
@@ -101,7 +101,8 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
         tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})
         tx.progress.add_filter(row.id, start, types)
         asked = Asked([(start, types)])
-        superseded = take_back(tx, row, start, asked, operator.now(), quiet_until=was.position)
+        last = _last(tx, row)
+        superseded = take_back(tx, row, start, asked, operator.now(), quiet_until=min(was.position, last))
         tx.sql.run("state_clear", {"subscription": row.id})
         tx.sql.run("control_clear", {"subscription": row.id})
         if declared is not None and declared.order != row.ordering:  # every letter is closed: free to change
@@ -109,11 +110,17 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
             tx.sql.run("subscription_reorder", values)
         details = {"from": was.position, "to": start, "superseded": superseded, "tables": cleared}
         operator.audit(tx, "reset", name, f"position {was.position}", reason, details)
-        target = max(was.quiet_until, was.position)
+        target = min(max(was.quiet_until, was.position), last)
         hit("reset.before_commit")
     hit("reset.committed")
     operator.tell("reset", name, f"position {was.position}")
     return Rebuilding(name, start, start, target)
+
+
+def _last(tx: StoreTx, row: Subscribed) -> int:
+    """Where the log ends. If a part of the store was restored, that may be before what was settled of it."""
+    log = tx.logs.id_of(row.source)
+    return tx.logs.last(log) if log else 0
 
 
 def _check_source(tx: StoreTx, row: Subscribed) -> None:

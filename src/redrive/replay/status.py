@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redrive.clock import Env
@@ -20,6 +21,7 @@ class SubscriptionStatus:
     position: int
     lag_events: int  # events above the progress and not settled, asked for or not
     lag_seconds: float  # age of the oldest of them
+    scheduled: int  # events that are appended to its source later
     applied: int
     ignored: int
     retrying: int
@@ -46,10 +48,19 @@ class SubscriptionStatus:
         return "rebuilding" if self.rebuilding_until is not None else "running"
 
 
+LAG_MAX = 1_000_000  # events counted; where there are more, the number is "at least"
+
+
 def status(store: Store, env: Env) -> list[SubscriptionStatus]:
     """All subscriptions, by name, in one snapshot."""
     with store.reading() as tx:
-        return [_of(tx, row, tx.progress.get(row.id), env) for row in tx.progress.all()]
+        return status_in(tx, env)
+
+
+def status_in(tx: StoreTx, env: Env, lag_max: int = LAG_MAX) -> list[SubscriptionStatus]:
+    """The same in a snapshot of the caller's."""
+    waiting = {name: count for name, count, *_ in tx.sql.all("scheduled_backlog", {"now": env.clock.now()})}
+    return [_of(tx, row, tx.progress.get(row.id), env, waiting, lag_max) for row in tx.progress.all()]
 
 
 def is_owned(progress: ProgressRow, env: Env) -> bool:
@@ -59,9 +70,11 @@ def is_owned(progress: ProgressRow, env: Env) -> bool:
     return state_of(lease, now=env.clock.now(), owner_is_dead=dead) is State.HELD
 
 
-def _of(tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env) -> SubscriptionStatus:
+def _of(
+    tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env, waiting: Mapping[str, int], lag_max: int
+) -> SubscriptionStatus:
     now, log = env.clock.now(), tx.logs.id_of(row.source)
-    lag = tx.logs.lag(log, progress.position) if log else 0
+    lag = tx.logs.lag(log, progress.position, lag_max) if log else 0
     lag -= len(tx.progress.done.of(row.id, progress.position))
     oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
     letters = tx.letters.counts(row.id)
@@ -69,6 +82,7 @@ def _of(tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env) -> Subscr
     return SubscriptionStatus(
         subscription=row.name, kind=row.kind, source=row.source, order=row.ordering, position=progress.position,
         lag_events=max(0, lag), lag_seconds=0.0 if oldest is None else max(0.0, now - oldest / 1e6),
+        scheduled=waiting.get(row.source, 0),
         applied=progress.applied + letters.get("applied", 0), ignored=progress.ignored,
         retrying=letters.get("retrying", 0), dead=letters.get("dead", 0),
         owner=progress.owner if owned else None, lease_until=progress.lease_until if owned else None,

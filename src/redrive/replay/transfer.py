@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from redrive import cloudevents
 from redrive.draft import draft
 from redrive.errors import EventError, UsageError
-from redrive.event import Event, NewEvent, check_type, from_row
+from redrive.event import Event, NewEvent, check_type, from_row, scheduled_from
 from redrive.failpoints import hit
-from redrive.replay import cloudevents
 from redrive.replay.deed import Operator
 from redrive.replay.events import EventRow, Wanted, following, last_position, unknown_log
 from redrive.store.port import Store, StoreTx
@@ -51,28 +51,28 @@ class Imported:
 def append(
     operator: Operator, types: EventTypes, log: str, kind: str, raw: bytes, *, key: str | None = None,
     id: str | None = None, headers: Mapping[str, str] | None = None, expected_version: int | None = None,
-    reason: str = "", create: bool = False,
+    after: str | None = None, reason: str = "", create: bool = False,
 ) -> tuple[Event[Any], bool]:  # fmt: skip
-    """Append one event and audit it; False beside it if it was there already."""
+    """Append one event, or schedule it, and audit it; False beside it if it was there already."""
     event = draft(
         types, operator.env, kind, msgspec.Raw(raw.strip()), key=key, id=id, headers=headers,
-        expected_version=expected_version,
+        expected_version=expected_version, after=after,
     )  # fmt: skip
     types.decode(event.type, event.schema, event.data_raw)  # what the program could not read is not appended
     with operator.store.transaction() as tx:
         _check_log(tx, log, create)
-        last = _last(tx, log)
-        rows, _ = tx.logs.append(log, [event])
-        is_new = rows[0][0] > last
+        rows, repeated = tx.logs.append(log, [event])
+        is_new, action = not repeated, "append" if event.due is None else "schedule"
         if is_new:
-            details = {"log": log, "position": rows[0][0], "type": event.type, "bytes": len(event.data_raw)}
-            operator.audit(tx, "append", "", f"event {event.id}", reason, details)
+            details: dict[str, Any] = {"log": log, "type": event.type, "bytes": len(event.data_raw)}
+            details |= {"position": rows[0][0]} if event.due is None else {"due_at": event.due.at}
+            operator.audit(tx, action, "", f"event {event.id}", reason, details)
         hit("operator.before_commit")
     if is_new:
-        operator.tell("append", "", f"event {event.id}")
+        operator.tell(action, "", f"event {event.id}")
     else:
         operator.store.sync()  # the earlier copy may have been committed this moment, and not be on the disk
-    return from_row(rows[0], types), is_new
+    return (from_row if rows[0][0] is not None else scheduled_from)(rows[0], types), is_new
 
 
 def export(store: Store, wanted: Wanted, after: int = 0) -> Iterator[tuple[EventRow, bytes]]:
@@ -81,7 +81,7 @@ def export(store: Store, wanted: Wanted, after: int = 0) -> Iterator[tuple[Event
     while True:
         rows = following(store, wanted, after, PAGE, upto=upto, payload=True)
         for row in rows:
-            yield row, cloudevents.encode(row)
+            yield row, cloudevents.encode(row, cloudevents.source_of(row.log))
         if len(rows) < PAGE:
             return
         after = rows[-1].position
@@ -166,7 +166,7 @@ def _store(
             positions, conflicts = _append(tx, log, events)
             if conflicts and not skip_bad:
                 raise _Stop
-            added = len({position for position in positions if position > last})
+            added = len({position for position in positions if position is not None and position > last})
             if added:
                 details = {"log": log, "file": name, "added": added, "lines": [events[0][0], events[-1][0]]}
                 operator.audit(tx, "import", "", f"log {log}", reason, details)
@@ -177,7 +177,7 @@ def _store(
     return added, len(positions) - added, conflicts
 
 
-def _append(tx: StoreTx, log: str, events: list[tuple[int, NewEvent]]) -> tuple[list[int], list[BadLine]]:
+def _append(tx: StoreTx, log: str, events: list[tuple[int, NewEvent]]) -> tuple[list[int | None], list[BadLine]]:
     """All at once; if an id is taken by another event, one by one, to learn which."""
     tx.savepoint()
     try:
@@ -188,7 +188,7 @@ def _append(tx: StoreTx, log: str, events: list[tuple[int, NewEvent]]) -> tuple[
     else:
         tx.keep()
         return [row[0] for row in rows], []
-    positions: list[int] = []
+    positions: list[int | None] = []  # None: the event is there, and waits for its time
     conflicts: list[BadLine] = []
     for number, event in events:
         tx.savepoint()

@@ -40,8 +40,13 @@ class Worker:
 def workers(store: Store, env: Env, lease: float) -> list[Worker]:
     """All of them, the one that started first first, in one snapshot."""
     with store.reading() as tx:
-        owned = _owned(tx)
-        known = tx.sql.all("workers_all")
+        return workers_in(tx, env, lease)
+
+
+def workers_in(tx: StoreTx, env: Env, lease: float) -> list[Worker]:
+    """The same in a snapshot of the caller's."""
+    owned = _owned(tx)
+    known = tx.sql.all("workers_all")
     since = env.clock.now() - lease
     found = [
         Worker(

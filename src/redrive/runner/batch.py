@@ -6,8 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from redrive.event import Event
-from redrive.runner.duty import Work
+from redrive.runner.duty import Duty, Work
+from redrive.store.port import StoreTx
 from redrive.store.sql import Row
+
+
+class OneFailed(Exception):
+    """One of a batch that ran without savepoints failed: its position, and what it raised, if that is known."""
+
+
+class Nothing(Exception):
+    """A full lane, a re-run to wait for: roll back, because even an empty commit wakes whoever watches the file."""
 
 
 @dataclass(slots=True)
@@ -25,6 +34,10 @@ class Turn:
     def goes_on(self) -> bool:
         """Is there certainly more to do, and nothing to wait for?"""
         return self.more and not (self.rerun_after or self.stopped or self.halt or self.lane_full)
+
+    def forget(self) -> None:
+        """Nothing of the last transaction was written: what it found is to be found again."""
+        self.rerun_after, self.stopped, self.halt, self.lane_full = 0.0, False, "", ""
 
 
 @dataclass(slots=True)
@@ -52,3 +65,19 @@ class Span:
         self.run = [event for event in self.run if event.position < failed.position]
         self.follow = [work for work in self.follow if work.position < failed.position]
         self.failed, self.end = failed, end
+
+
+def next_batch(duty: Duty, tx: StoreTx) -> Batch:
+    """The next rows that the filter asks for."""
+    subscription, position = duty.subscription, duty.window.position
+    limit = duty.engine.settings.batch_max
+    duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
+    rows: list[Row] = tx.logs.after(duty.log_id, position, limit)
+    batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
+    if not all(map(subscription.wants, {row[2] for row in rows})):
+        batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
+    if duty.share.partitions > 1:
+        batch.rows = [row for row in batch.rows if duty.share.has_event(row[1], row[3])]
+    if duty.window.has_done():
+        batch.rows = [row for row in batch.rows if not duty.window.is_done(row[0])]
+    return batch

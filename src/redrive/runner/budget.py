@@ -56,8 +56,9 @@ class Budget:
         """Runs where writing happens. Nothing is lost if a power cut takes it back."""
         with self.duty.engine.store.transaction(durable=False) as tx:
             taken = tx.guards.take(self._name, self._bucket, self.duty.engine.env.clock.now(), wanted)
-        if taken.granted < wanted:
-            self._ask_at = self._monotonic() + taken.wait
+        if taken.granted < wanted:  # those who wait for the same budget do not all come back at once
+            jitter = self.duty.engine.settings.retry_budget_jitter * self.duty.engine.env.dice.random()
+            self._ask_at = self._monotonic() + taken.wait * (1.0 + jitter)
         granted: int = taken.granted
         return granted
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import linecache
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from redrive.context import Escalate, Tx
+from redrive.context import Ctx, Effects, Escalate, Tx
 from redrive.errors import BadKey, EventError, Ignore, Reject, RetryLater, Undecodable, Verdict, VersionConflict
 from redrive.event import Event
 from redrive.policy import outcome as out
@@ -171,6 +171,14 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> BaseException | No
     return None
 
 
+def attempt_effects(ctx: Ctx) -> tuple[Effects | None, BaseException | None]:
+    """What a function asked for; a state that cannot be stored is its failure."""
+    try:
+        return ctx.effects(), None
+    except BaseException as error:
+        return None, error
+
+
 def attempt_each(
     function: Callable[..., Any], events: Sequence[Event[Any]], tx: Tx
 ) -> tuple[int, BaseException | None]:
@@ -209,36 +217,41 @@ def attempt_rows(
 
 
 class Attempted(Protocol):
-    """What `attempt_works` needs to know of a work."""
+    """A work, as far as calling it is concerned."""
 
     event: Any
     ctx: Any
+    error: BaseException | None  # what the call raised
     timed_out: bool
 
 
-A = TypeVar("A", bound=Attempted)
-
-
-async def attempt_works(
-    function: Callable[..., Any], take: Callable[[], A | None], called: Callable[[A, BaseException | None], bool]
-) -> None:
-    """Await a user's function for one work after the other; `called` hears what each raised, and may ask for a pause.
+async def attempt_works(function: Callable[..., Any], works: Iterable[Attempted | None]) -> None:
+    """Await a user's function for one work after the other; None among them asks for a pause.
 
     Our own cancellation passes through; that of a timeout is the work's failure.
     """
-    while (work := take()) is not None:
-        raised: BaseException | None = None
+    for work in works:
+        if work is None:
+            await asyncio.sleep(0)
+            continue
         try:
             await function(work.event, work.ctx)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if not work.timed_out and task is not None and task.cancelling():
-                raise
-            raised = error
+            if task is not None and task.cancelling():
+                if not work.timed_out:
+                    raise
+                task.uncancel()
+            work.error = error
         except BaseException as error:
-            raised = error
-        if called(work, raised):
-            await asyncio.sleep(0)
+            work.error = error
+
+
+def attempt_all(function: Callable[..., Any], works: Iterable[Attempted | None]) -> None:
+    """Call a user's function for one work after the other."""
+    for work in works:
+        if work is not None:
+            work.error = attempt(function, work.event, work.ctx)
 
 
 def find_key(key_of: Callable[[Event[Any]], str | None], event: Event[Any]) -> tuple[str | None, Outcome | None]:

@@ -15,8 +15,9 @@ from redrive.policy import outcome as out
 from redrive.policy.classify import blames_a_dependency
 from redrive.runner.call import outcome_of
 from redrive.runner.duty import Work
-from redrive.runner.loop import HandlerLoop, Staff, TaskStaff
+from redrive.runner.loop import HandlerLoop
 from redrive.runner.probe import Prober
+from redrive.runner.staff import SETTLE_AFTER, SETTLE_AT, Employer, Staff, TaskStaff
 from redrive.sinks.port import Sink, SomeFailed
 
 
@@ -42,14 +43,14 @@ class DeliveryLoop(HandlerLoop):
 class Couriers(TaskStaff):
     """A few long-lived tasks that carry events to the sink."""
 
-    def __init__(self, loop: HandlerLoop, size: int) -> None:
+    def __init__(self, loop: Employer, size: int) -> None:
         super().__init__(loop, size)
-        sink = loop.duty.subscription.sink
+        sink = loop.work.duty.subscription.sink
         assert sink is not None
         self.sink: Sink = sink
         self._waiting: asyncio.TimerHandle | None = None
 
-    def wake(self, count: int) -> None:
+    def _come(self, count: int) -> None:
         """There is work; a sink that likes its lists full may have it wait for company."""
         if count >= self.sink.batch_max or not self.sink.batch_wait:
             self._start(count)
@@ -61,7 +62,7 @@ class Couriers(TaskStaff):
             self._waiting.cancel()
             self._waiting = None
         lists = -(-max(count, len(self.desk.ready)) // self.sink.batch_max)
-        super().wake(lists)
+        super()._come(lists)
 
     async def _work(self) -> None:
         """List after list until nothing is ready; started again when there is."""
@@ -70,19 +71,33 @@ class Couriers(TaskStaff):
             while works := self._take(me):
                 await self._carry(works)
         except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
-            self.desk.running = {work: task for work, task in self.desk.running.items() if task is not me}
+            running = self.desk.running
+            for work in [work for work, task in running.items() if task is me]:
+                del running[work]
             raise
-        self.loop.wake.ring()
+        self._ring()
 
     def _take(self, task: Any) -> list[Work]:
         """The next events for one call of the sink."""
         works: list[Work] = []
         limit = self.sink.batch_max
-        while len(works) < limit and (work := self.next(task)) is not None:
+        while len(works) < limit and (work := self._next(task)) is not None:
             works.append(work)
             if self.sink.whole and work.lane is not None and work.head is None and not work.alone:
                 works.extend(self._chain(work, limit - len(works), task))
         return works
+
+    def _next(self, task: Any) -> Work | None:
+        gate, ready = self.loop.work.gate, self.desk.ready
+        if self.loop.stopping:
+            return None
+        try:
+            work = ready.popleft() if gate is None else gate.pass_one(ready)
+        except IndexError:
+            return None
+        work.started = self._clock()
+        self.desk.running[work] = task
+        return work
 
     def _chain(self, first: Work, room: int, task: Any) -> list[Work]:
         """What queues behind an event in its lane may go with it."""
@@ -105,9 +120,9 @@ class Couriers(TaskStaff):
         for at, work in enumerate(works):
             self._put_down(work, errors.get(at), failed_lanes)
         now = self._clock()
-        if self.is_time(now):
-            self._rung_at = now
-            self.loop.wake.ring()
+        if now - self._heard_at >= SETTLE_AFTER or len(self.desk.outbox) >= SETTLE_AT:
+            self._heard_at = now
+            self._ring()
         await asyncio.sleep(0)
 
     async def _send_each(self, works: Sequence[Work]) -> dict[int, BaseException]:
@@ -129,13 +144,13 @@ class Couriers(TaskStaff):
         if error is None:
             work.outcome = out.APPLIED
         else:
-            work.outcome = outcome_of(error, _never, limit=self.loop.duty.engine.settings.error_text_max)
+            work.outcome = outcome_of(error, _never, limit=self.loop.work.duty.engine.settings.error_text_max)
             if work.lane is not None:
                 failed_lanes.add(work.lane)
         self.desk.outbox.append(work)
         gate = self.loop.work.gate
         if gate is not None and gate.called(work):
-            self._rung_at = 0.0  # it is time to settle: the breaker wants to know
+            self._heard_at = 0.0  # it is time to settle: the breaker wants to know
 
     async def _send(self, works: Sequence[Work]) -> dict[int, BaseException]:
         """What was raised for which of them; nothing, if all arrived."""
@@ -148,7 +163,7 @@ class Couriers(TaskStaff):
                 raise
             if task is not None and task.cancelling():
                 task.uncancel()
-            timeout = self.loop.duty.subscription.timeout or 0.0
+            timeout = self.loop.work.duty.subscription.timeout or 0.0
             return dict.fromkeys(range(len(works)), TimeoutError(f"the sink did not answer within {timeout:g} s"))
         except SomeFailed as some:
             return {at: error for at, error in some.errors.items() if 0 <= at < len(works)}

@@ -58,15 +58,22 @@ class Desk:
 
     def add_fresh(self, works: list[Work]) -> None:
         """New events while nothing is parked: the ordinary case, quickly."""
-        waiting, ready = self._waiting, self.ready
+        waiting, ready, queued = self._waiting, self.ready, 0
         for work in works:
             lane = work.lane
-            if lane is not None:
-                if lane in waiting:
-                    self._queue(lane, work)
-                    continue
+            if lane is None:
+                ready.append(work)
+            elif lane not in waiting:
                 waiting[lane] = None
-            ready.append(work)
+                ready.append(work)
+            else:
+                queued += 1
+                queue = waiting[lane]
+                if queue is None:
+                    waiting[lane] = deque((work,))
+                else:
+                    queue.append(work)
+        self._queued += queued
 
     def _queue(self, lane: str | int, work: Work) -> None:
         queue = self._waiting[lane]
@@ -150,23 +157,24 @@ class Desk:
 
     def free_all(self, works: list[Work]) -> None:
         """Settled: the next of each lane may start."""
-        waiting, ready = self._waiting, self.ready
+        waiting, ready, started = self._waiting, self.ready, 0
         odd = self.duty.lanes or self.duty.horizon or self.duty.suspects
         for work in works:
             lane = work.lane
-            if odd or work.head is not None or work.follow or work.reruns or work.chained:
+            if lane is None and work.head is None and not work.reruns:
+                continue  # nobody waits for what is in no lane
+            if odd or lane is None or work.follow or work.chained:
                 self.free(work)
-            elif lane is not None:  # the ordinary case, quickly
-                queue = waiting[lane]
-                if not queue:
-                    del waiting[lane]
-                    continue
-                self._queued -= 1
+            elif queue := waiting[lane]:  # the ordinary case, quickly
+                started += 1
                 follower = queue.popleft()
                 if follower.head is None and follower.outcome is None:
                     ready.append(follower)
                 else:
                     self._start(follower)
+            else:
+                del waiting[lane]
+        self._queued -= started
 
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""

@@ -30,6 +30,7 @@ from redrive.store.identity import identity
 from redrive.store.letters import WAS_OPEN
 from redrive.store.port import LetterRow, StoreTx, Subscribed
 from redrive.store.progress import member_of
+from redrive.store.scheduled import is_scheduled
 from redrive.store.sql import Row
 from redrive.subscription import Subscription
 from redrive.types import EventTypes
@@ -74,6 +75,7 @@ class Work(msgspec.Struct, eq=False):
     outcome: Outcome | None = None
     effects: Effects | None = None
     ctx: Any = None
+    error: BaseException | None = None  # what the call raised, until it is an outcome
     started: float = 0.0
     timed_out: bool = False
     follow: bool = False  # queue behind the head of the lane
@@ -100,6 +102,7 @@ class Duty:
         self.suspects: set[int] = set()
         self.charges: dict[int, int] = {}
         self.edits: dict[int, tuple[int, bytes]] = {}
+        self.settled_at: float | None = None  # when we last did, as the store has it
         self.states: dict[str, tuple[int, bytes]] = {}
         self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
         self.controls = False
@@ -125,6 +128,7 @@ class Duty:
         done = tx.progress.done.all(self.member)
         elsewhere = set(tx.progress.done.of(self.id, row.position)) - set(done) if self.share.partitions > 1 else ()
         self.window = Window(row.position, done, elsewhere)
+        self.settled_at = row.settled_at
         self.paused, self.quiet_until = bool(row.paused), row.quiet_until
         self.load_lanes(tx, row.parked_version)
         self.edits = {
@@ -179,6 +183,10 @@ class Duty:
         row = tx.progress.member(self.member)
         if row.epoch != self.epoch:
             raise Fenced(f"{self.subscription.name}: epoch {self.epoch} is over, {row.epoch} rules")
+        # A standby that was promoted without our last commits has the same epoch, and its events get positions that we
+        # believe to have passed: to notice when settling would be too late, there might be nothing to settle.
+        if (row.position, row.settled_at) != (self.window.position, self.settled_at):
+            raise Fenced(f"{self.subscription.name}: the store does not know what we settled last; looking again")
         self.paused = bool(row.paused)
         if row.parked_version != self.parked_version:
             self.load_lanes(tx, row.parked_version)
@@ -226,6 +234,11 @@ class Duty:
             self.remember_state(key, found)
         return found
 
+    def is_scheduled(self, log: str, id: str) -> bool:
+        """Does this event wait for its time? Settling looks again."""
+        with self.engine.store.reading() as tx:
+            return is_scheduled(tx.sql, log, id)
+
     def remember_state(self, key: str, state: tuple[int, bytes]) -> None:
         """Keep a committed state in memory."""
         if len(self.states) >= STATES_MAX and key not in self.states:
@@ -264,10 +277,12 @@ class Duty:
             return
         found = tx.logs.anchor(self.log_id, position)
         if found != anchor:
+            name = self.subscription.name
+            seek = f", or `redrive seek {name} now` to go on with what comes next"
             raise Halted(
-                f"{self.subscription.name}: progress {position} refers to event {anchor}, but log "
-                f"{self.subscription.source!r} has {found or 'nothing'} there: was the file restored from a backup? "
-                f"Restore the newer file, or run `redrive rebuild {self.subscription.name}` to start over"
+                f"{name}: progress {position} refers to event {anchor}, but log {self.subscription.source!r} has "
+                f"{found or 'nothing'} there: was a backup restored in part? Bring back what is newer, or run "
+                f"`redrive rebuild {name}` to start over{seek if self.subscription.kind == 'handler' else ''}"
             )
 
 

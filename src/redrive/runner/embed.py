@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redrive.clock import short_name
 from redrive.errors import UsageError
 from redrive.observe.logs import log_signals
+from redrive.observe.tracing import is_tracing, with_spans
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Engine
 from redrive.runner.enroll import enroll
@@ -41,16 +42,20 @@ async def supervised(
         signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=runtime.wake,
         worker=short_name(runtime.env.owner),
     )  # fmt: skip
+    if is_tracing():
+        subscriptions = [with_spans(subscription) for subscription in subscriptions]
     work = enroll(engine, subscriptions)
     sinks = [subscription.sink for subscription, _ in work.values() if subscription.sink is not None]
     async with entered(lifespan()) as runtime.deps, opened(sinks):
         supervisor = Supervisor(engine, Bridge(runtime.store), work, threads=not runtime.inline)
         stoppable.append(supervisor)
         runtime.read_by(supervisor.appended, loop)
+        runtime.supervisor = supervisor
         try:
             yield supervisor
         finally:
             runtime.read_by(None, None)
+            runtime.supervisor = None
             runtime.signals.flush(1.0)
 
 

@@ -45,6 +45,7 @@ class Gate:
         self._limit = subscription.limit
         self._permits: deque[Permit] = deque()
         self._told: State = State.CLOSED
+        self._fed: Breaker | None = None  # how it stands when the transaction at hand has committed
         self._streak = 0  # calls in a row that blamed the dependency and are not settled yet
         self._ask_at = self._ramp_until = 0.0  # on the monotonic clock: asking earlier would be in vain
 
@@ -70,21 +71,19 @@ class Gate:
 
     # ------------------------------------------------------------ permits
 
-    def take(self) -> Permit | None:
-        """A permit to call, if there is one. From any thread."""
-        if self.stands_open:
-            return _FREE
+    def pass_one(self, ready: deque[Work]) -> Work:
+        """The next work that may be called; IndexError if there is none, or no permit for it. From any thread."""
         if self._is_tripping:
-            return None
+            raise IndexError
+        permit = _FREE if self.stands_open else self._permits.popleft()
         try:
-            return self._permits.popleft()
+            work = ready.popleft()
         except IndexError:
-            return None
-
-    def give_back(self, permit: Permit) -> None:
-        """It was not needed."""
-        if not self.stands_open:
-            self._permits.appendleft(permit)
+            if permit is not _FREE:
+                self._permits.appendleft(permit)
+            raise
+        work.probe = permit.probe
+        return work
 
     def wants(self, ready: int) -> int:
         """How many permits to ask the store for, with so many works ready."""
@@ -97,9 +96,9 @@ class Gate:
         return max(0.0, self._ask_at - self._monotonic())
 
     def ask(self, wanted: int) -> None:
-        """Get permits from the store. Runs where writing happens."""
+        """Get permits from the store. Runs where writing happens. A power cut that takes it back takes us, too."""
         duty = self.duty
-        with duty.engine.store.transaction() as tx:
+        with duty.engine.store.transaction(durable=False) as tx:
             now = duty.engine.env.clock.now()
             admission = self._admitted(tx, now)
             count, wait = int(min(wanted, admission.room)), admission.wait
@@ -184,24 +183,26 @@ class Gate:
                 self._ask_at = 0.0
             self._learn(found, self.duty.engine.env.clock.now())
 
-    def feed(self, settling: Settling, group: Sequence[Work]) -> Breaker | None:
-        """Tell the breaker what came of these calls, in the transaction that settles them; how it stands then."""
+    def feed(self, settling: Settling, group: Sequence[Work]) -> None:
+        """Tell the breaker what came of these calls, in the transaction that settles them."""
+        self._fed = None
         if self.rule is None:
-            return None
+            return
         probes = sum(1 for work in group if work.probe)
         answers = [answer for work in group if (answer := self._answer(work)) is not None]
         if not probes and self.breaker.failures == 0 and all(answer.good for answer in answers):
-            return None  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
+            return  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
         tx, duty = settling.tx, self.duty
         before = tx.guards.lock(self.name)
         after = brk.after(before, self.rule, answers, settling.now)
         if probes:
             tx.guards.return_probes(self.name, (duty.member, duty.epoch), probes)
         tx.guards.save(self.name, after)
-        return after
+        self._fed = after
 
-    def fed(self, breaker: Breaker | None, group: Sequence[Work], now: float) -> None:
+    def fed(self, group: Sequence[Work], now: float) -> None:
         """That was committed."""
+        breaker = self._fed
         for work in group:
             work.probe = False
         self._streak = 0

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from redrive.context import Ctx
-from redrive.errors import BugError, Fenced, StoreError
+from redrive.errors import BugError, CommitRefused, Fenced, StoreError
 from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
-from redrive.policy.breaker import Breaker
 from redrive.policy.lanes import Head
 from redrive.runner.budget import over_budget
-from redrive.runner.call import attempt, outcome_of, overran
+from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
 from redrive.runner.gate import Gate
@@ -111,24 +110,22 @@ class Handling:
 
     # ------------------------------------------------------------ calling
 
-    def prepare(self, work: Work) -> None:
+    def prepare(self, work: Work) -> Ctx:
         """Give one attempt its context."""
-        duty, event = self.duty, work.event
+        duty, event, edits = self.duty, work.event, 0
         assert event is not None
         if work.head is not None:
             edits = work.head.edits
-        else:
-            edits = duty.edits[work.position][0] if duty.edits and work.position in duty.edits else 0
-        work.ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        elif duty.edits and work.position in duty.edits:
+            edits = duty.edits[work.position][0]
+        work.ctx = ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        return ctx
 
-    def called(self, work: Work, error: BaseException | None) -> None:
+    def called(self, work: Work) -> None:
         """The function returned or raised: this is its outcome."""
-        ctx, work.ctx = work.ctx, None
-        if error is None and not work.timed_out and not ctx.touched:  # the ordinary case, quickly
-            work.outcome = out.APPLIED
-            return
-        if error is None:  # a state that cannot be stored is the function's failure
-            error = attempt(lambda: setattr(work, "effects", ctx.effects()))
+        ctx, error, work.ctx, work.error = work.ctx, work.error, None, None
+        if error is None:
+            work.effects, error = attempt_effects(ctx)
         engine = self.duty.engine
         if work.timed_out and self.duty.subscription.timeout is not None:
             work.outcome, work.effects = overran(self.duty.subscription.timeout), None
@@ -160,40 +157,53 @@ class Handling:
         return result
 
     def _settle(self, group: list[Work], result: Round) -> None:
-        """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate."""
+        """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate.
+
+        Which one that is may show only at the commit: then its constraints are looked at after each of them.
+        """
         hit("round.called")
         started = self.duty.engine.env.clock.monotonic()
         try:
-            settling, breaker = self._write(group, result, isolate=False)
+            settling = self._write(group, result, isolate=False)
         except _Isolate:
-            settling, breaker = self._write(group, result, isolate=True)
+            settling = self._write_apart(group, result)
+        except CommitRefused:
+            settling = self._write(group, result, isolate=True, strict=True)
         hit("round.committed")
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
         tell(settling)
         if self.gate is not None:
-            self.gate.fed(breaker, group, settling.now)
+            self.gate.fed(group, settling.now)
 
-    def _write(self, group: list[Work], result: Round, *, isolate: bool) -> tuple[Settling, Breaker | None]:
+    def _write_apart(self, group: list[Work], result: Round) -> Settling:
+        try:
+            return self._write(group, result, isolate=True)
+        except CommitRefused:
+            return self._write(group, result, isolate=True, strict=True)
+
+    def _write(self, group: list[Work], result: Round, *, isolate: bool, strict: bool = False) -> Settling:
         result.clear()
         with self.duty.engine.store.transaction() as tx:
-            settling = Settling(tx, self.duty)
+            settling = Settling(tx, self.duty, strict=strict)
             hit("round.fenced")
             together: list[Work] = []
             for work in group:
-                if work.follow:
-                    settling.follow(work)
-                elif work.outcome is not out.APPLIED:
-                    self._write_bad(settling, work, result)
+                if work.outcome is not out.APPLIED:
+                    if work.follow:
+                        settling.follow(work)
+                    else:
+                        self._write_bad(settling, work, result)
                 elif work.head is None and not work.alone and (work.effects is None or not isolate):
                     together.append(work)
                 else:
                     self._write_good(settling, work, result)
             self._write_together(settling, together)
             hit("round.effects")
-            breaker = None if self.gate is None else self.gate.feed(settling, group)
+            if self.gate is not None:
+                self.gate.feed(settling, group)
             settling.finish()
             hit("round.before_commit")
-        return settling, breaker
+        return settling
 
     def _write_together(self, settling: Settling, works: list[Work]) -> None:
         """The ordinary case: nobody fails. If one does, all of it is written again, one by one."""

@@ -7,8 +7,6 @@ later). It never decides about an event; that is policy, and never writes; that 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,16 +16,12 @@ from redrive.policy.lease import renew_at
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
 from redrive.runner.budget import Budget
-from redrive.runner.call import attempt, attempt_works
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
 from redrive.runner.handle import Handling, Round
 from redrive.runner.project import Projector
+from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
 from redrive.runner.wake import Wake
-
-SETTLE_AT = 1000  # outcomes worth a commit of their own while there is more to call
-SETTLE_AFTER = 0.01  # seconds an outcome may wait for company
-YIELD_EVERY = 256  # calls between two turns of the event loop: others want to run too
 
 
 class Loop:
@@ -291,168 +285,3 @@ class HandlerLoop(Loop):
         while group:
             await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
             group = self._take_outbox()
-
-
-class Staff:
-    """Who calls the functions."""
-
-    def __init__(self, loop: HandlerLoop, size: int) -> None:
-        self.loop, self.desk, self.size = loop, loop.desk, size
-        self._rung_at = 0.0
-        self._clock = loop.duty.engine.env.clock.monotonic
-        subscription = loop.duty.subscription
-        self._is_timed = subscription.timeout is not None
-        self._function: Callable[..., Any] = subscription.function
-        if subscription.arguments == 1:
-            self._function = lambda event, ctx: subscription.function(event)
-
-    def wake(self, count: int) -> None:
-        """There is work."""
-        raise AssertionError
-
-    def interrupt(self, work: Work) -> None:
-        """The work overran its timeout."""
-
-    async def close(self) -> None:
-        """Nobody works any more."""
-
-    def is_time(self, now: float) -> bool:
-        """Is it time to settle: enough outcomes for one commit, or the oldest has waited?"""
-        return len(self.desk.outbox) >= SETTLE_AT or now - self._rung_at >= SETTLE_AFTER
-
-    def next(self, task: Any = None) -> Work | None:
-        """Take a work, if the loop still wants any done."""
-        if self.loop.stopping:
-            return None
-        gate = self.loop.work.gate
-        permit = None if gate is None else gate.take()
-        if gate is not None and permit is None:
-            return None
-        try:
-            work = self.desk.ready.popleft()
-        except IndexError:
-            if gate is not None and permit is not None:
-                gate.give_back(permit)
-            return None
-        if permit is not None:
-            work.probe = permit.probe
-        if self._is_timed:
-            work.started = self._clock()
-        self.desk.running[work] = task
-        self.loop.work.prepare(work)
-        return work
-
-    def done(self, work: Work, error: BaseException | None) -> None:
-        """Called, whatever came of it."""
-        self.loop.work.called(work, error)
-        self.desk.outbox.append(work)
-        del self.desk.running[work]
-        gate = self.loop.work.gate
-        if gate is not None and gate.called(work):
-            self._rung_at = 0.0  # it is time to settle: the breaker wants to know
-
-
-class TaskStaff(Staff):
-    """Coroutine functions: a few long-lived tasks on the event loop."""
-
-    def __init__(self, loop: HandlerLoop, size: int) -> None:
-        super().__init__(loop, size)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._called = 0
-
-    def wake(self, count: int) -> None:
-        missing = min(count, self.size - len(self._tasks))
-        for _ in range(missing):
-            task = asyncio.get_running_loop().create_task(self._work())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _work(self) -> None:
-        """Until nothing is ready; started again when there is."""
-        me = asyncio.current_task()
-        function = self._function if self.loop.duty.subscription.is_async else self._inline
-        try:
-            await attempt_works(function, lambda: self.next(me), self._is_enough)
-        except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
-            self.desk.running = {work: task for work, task in self.desk.running.items() if task is not me}
-            raise
-        self.loop.wake.ring()
-
-    async def _inline(self, event: Any, ctx: Any) -> None:
-        """A plain function on the event loop: where there are no threads."""
-        self._function(event, ctx)
-
-    def _is_enough(self, work: Work, error: BaseException | None) -> bool:
-        """Called; is it time to let others run?"""
-        task = self.desk.running[work]
-        self.done(work, error)
-        if work.timed_out and task.cancelling():
-            task.uncancel()
-        self._called += 1
-        now = self._clock()
-        if self._called % YIELD_EVERY and now - self._rung_at < SETTLE_AFTER:
-            return False
-        if self.is_time(now):
-            self._rung_at = now
-            self.loop.wake.ring()
-        return True
-
-    def interrupt(self, work: Work) -> None:
-        task = self.desk.running.get(work)
-        if task is not None:
-            task.cancel()
-
-    async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class ThreadStaff(Staff):
-    """Plain functions: a few daemon threads. A thread cannot be stopped: what overruns keeps its key busy."""
-
-    def __init__(self, loop: HandlerLoop, size: int) -> None:
-        super().__init__(loop, size)
-        self._loop = asyncio.get_running_loop()
-        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: go home
-        self._rung = False
-        self._threads: list[threading.Thread] = []
-
-    def wake(self, count: int) -> None:
-        wanted = min(count, self.size)
-        while len(self._threads) < wanted:
-            name = f"redrive {self.loop.duty.subscription.name} {len(self._threads)}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        for _ in range(wanted - self._calls.qsize()):
-            self._calls.put(True)
-
-    def _run(self) -> None:
-        while self._calls.get():
-            while (work := self.next()) is not None:
-                self.done(work, attempt(self._function, work.event, work.ctx))
-                if not self._rung and self.is_time(now := self._clock()):
-                    self._rung, self._rung_at = True, now
-                    self._tell(self._ring)
-            if not self._rung:
-                self._rung = True
-                self._tell(self._ring)
-
-    def _ring(self) -> None:
-        self._rung = False
-        self.loop.wake.ring()
-
-    def _tell(self, what: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(what)
-        except RuntimeError:  # the event loop is closed: the process ends
-            return
-
-    async def close(self) -> None:
-        """Wait for those that still run: their keys are busy, and nobody may take the events up before."""
-        for _ in self._threads:
-            self._calls.put(False)
-        while any(thread.is_alive() for thread in self._threads) and not self.loop.abandoned:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)  # threads have no event to wait for without one more thread

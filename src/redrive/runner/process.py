@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from redrive.observe.logs import log_to_stderr
@@ -35,7 +36,8 @@ async def _serve(app: App, until_idle: bool, only: Iterable[str] | None, exclude
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
         try:
-            await supervisor.run(until_idle=until_idle)
+            with nullcontext() if until_idle else app._watched():  # who ends by itself is gone before anybody scrapes
+                await supervisor.run(until_idle=until_idle)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from redrive.context import SAME_KEY, Escalate, Tx
-from redrive.errors import RedriveError, StoreError, UsageError
+from redrive.errors import CommitRefused, RedriveError, StoreError, UsageError
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.policy import action as act
@@ -21,7 +21,7 @@ from redrive.policy.action import Action
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
 from redrive.runner.at_once import try_at_once
-from redrive.runner.batch import Batch, Span, Turn
+from redrive.runner.batch import Batch, Nothing, OneFailed, Span, Turn, next_batch
 from redrive.runner.call import attempt, attempt_each, attempt_rows, outcome_of
 from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
@@ -35,14 +35,6 @@ TURNS_TIME_MAX = 0.03  # seconds; a lease, a stop and a signal want to be looked
 LETTERS_MAX = 500  # lanes retried per transaction
 
 
-class _OneFailed(Exception):
-    """One of a batch that ran without savepoints failed: its position, and what it raised, if that is known."""
-
-
-class _Nothing(Exception):
-    """A full lane, a re-run to wait for: roll back, because even an empty commit wakes whoever watches the file."""
-
-
 class Projector:
     """Runs one projection's turns; the writer thread calls it."""
 
@@ -52,6 +44,7 @@ class Projector:
         self._emitted: Event[Any] | None = None  # the event of the last emission in this run, and its number
         self._ordinal = 0
         self._settling: Settling | None = None
+        self._strict = False  # a commit was refused: which event broke the constraint is to be found
         self._in_strides = 0  # batches left to run in strides, because one failed lately
         self._pace = Pace()
         self._untold: list[Settling] = []  # committed, with dead letters in it that are not durable yet
@@ -84,26 +77,39 @@ class Projector:
         turn, duty = Turn(), self.duty
         with duty.engine.store.reading() as tx:  # one for both: on a server it costs as much as what is read
             duty.refresh(tx)
-            batch = None if duty.paused or duty.controls else self._read(tx)
+            batch = None if duty.paused or duty.controls else next_batch(duty, tx)
         if duty.controls:
             perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
             with duty.engine.store.reading() as tx:
-                batch = self._read(tx)
+                batch = next_batch(duty, tx)
         if duty.paused:
             return turn
         due = duty.lanes.take_due(duty.engine.env.clock.now(), 1 if duty.suspects else LETTERS_MAX) if letters else []
         if due:
             try:
-                self._with_escalation(lambda: self._letters(due, turn))
+                self._with_care(lambda: self._letters(due, turn), turn)
             finally:  # what was not run, or not committed, is still due; a settled one is not the head any more
                 for lane, head in due:
                     if duty.lanes.head(lane, head.letter) == head:
                         duty.lanes.put(lane, head)
         blocked = duty.subscription.order == "total" and duty.lanes
         if not (batch is None or turn.stopped or turn.halt or turn.rerun_after or duty.paused or blocked):
-            with suppress(_Nothing):
-                self._with_escalation(lambda: self._take_in(batch, turn))
+            with suppress(Nothing):
+                self._with_care(lambda: self._take_in(batch, turn), turn)
         return turn
+
+    def _with_care(self, run: Callable[[], None], turn: Turn) -> None:
+        """One of many broke a constraint that is checked at the end: once more, looking after each of them."""
+        try:
+            self._with_escalation(run)
+            return
+        except CommitRefused:
+            self._strict, self._in_strides = True, STRIDES_AFTER_FAILURE
+        turn.forget()
+        try:
+            self._with_escalation(run)
+        finally:
+            self._strict = False
 
     def _with_escalation(self, run: Callable[[], None]) -> None:
         """An emission on the connection that may lose its last commits: once more, durably, and so from now on."""
@@ -129,7 +135,7 @@ class Projector:
         try:
             self._commit(batch, turn)
             return
-        except _OneFailed as failed:  # of many that ran without a savepoint: all of it again, in strides
+        except OneFailed as failed:  # of many that ran without a savepoint: all of it again, in strides
             batch.failed = failed.args or None
         self._commit(batch, turn)  # out here: what a function raises now must not seem to be caused by our own signal
 
@@ -151,7 +157,7 @@ class Projector:
             if ran < len(batch.rows):  # cut short: what follows is read again
                 last = batch.rows[ran - 1][0] if ran else duty.window.position
             if last == duty.window.position:
-                raise _Nothing
+                raise Nothing
             self._escalate_if_swallowed()
             settling.finish(last, (row[0] for row in batch.rows[:ran]))
             hit("batch.before_commit")
@@ -159,22 +165,6 @@ class Projector:
         self._after(settling, started)
         turn.settled += ran
         turn.more = batch.full or ran < len(batch.rows) or batch.alone is not None
-
-    def _read(self, tx: StoreTx) -> Batch:
-        """The next rows that the filter asks for."""
-        duty = self.duty
-        subscription, position = duty.subscription, duty.window.position
-        limit = duty.engine.settings.batch_max
-        duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
-        rows: list[Row] = tx.logs.after(duty.log_id, position, limit)
-        batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
-        if not all(map(subscription.wants, {row[2] for row in rows})):
-            batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
-        if duty.share.partitions > 1:
-            batch.rows = [row for row in batch.rows if duty.share.has_event(row[1], row[3])]
-        if duty.window.has_done():
-            batch.rows = [row for row in batch.rows if not duty.window.is_done(row[0])]
-        return batch
 
     def _take_care(self, batch: Batch) -> None:
         """After a crash what may have caused it runs alone, behind a mark."""
@@ -188,7 +178,7 @@ class Projector:
     def _apply(self, tx: StoreTx, settling: Settling, batch: Batch, turn: Turn, started: float) -> int:
         """Run the functions; returns how many rows have their fate written."""
         duty = self.duty
-        if duty.subscription.batch and self._apply_list(tx, settling, batch):
+        if duty.subscription.batch and not self._strict and self._apply_list(tx, settling, batch):
             return len(batch.rows)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
         user, done = Tx(tx, self._emit), 0
@@ -228,7 +218,7 @@ class Projector:
             self._unless_the_world(error)
         if error is not None or not known:
             self._in_strides = STRIDES_AFTER_FAILURE
-            raise _OneFailed(batch.rows[done][0], error) if known else _OneFailed
+            raise OneFailed(batch.rows[done][0], error) if known else OneFailed
         if done:
             settling.commit_events(done, from_row(batch.rows[done - 1], self.duty.engine.types))
         return done
@@ -243,7 +233,7 @@ class Projector:
             stop = next(at for at in range(start, stop) if rows[at][0] == known[0])
         self._emitted = None
         ran, error = attempt_strides(
-            self._callee, rows[start:stop], types, tx, user, self._pace.stride, late, self._unless_the_world
+            self._callee_in(tx), rows[start:stop], types, tx, user, self._pace.stride, late, self._unless_the_world
         )
         end = start + ran
         if error is None and known is not None and end == stop:  # this attempt was made, and counts
@@ -307,7 +297,7 @@ class Projector:
             self._emitted, again = None, True
             return attempt_each(function, events, user)
 
-        good, error = isolate(tx, self._callee, span.run, len(span.run), run, self._unless_the_world, never)
+        good, error = isolate(tx, self._callee_in(tx), span.run, len(span.run), run, self._unless_the_world, never)
         if error is not None:
             event = span.run[good]
             work = batch.alone or duty.work(event)
@@ -321,14 +311,18 @@ class Projector:
             return False  # no key, or its crashes are over
         assert work.event is not None
         user.event, self._emitted = work.event, None
-        error = attempt(tx.pipelined(self._callee), work.event, user)
+        callee = self._callee_in(tx)
+        error = attempt(tx.pipelined(callee), work.event, user)
         if tx.answers() is not None:  # once more, so that the function hears of it where it happens
             tx.undo()
             work.event.forget()
             self._emitted = None
-            error = attempt(tx.checked(self._callee), work.event, user)
+            error = attempt(tx.checked(callee), work.event, user)
         work.outcome = out.APPLIED if error is None else self._outcome(work, error)
         return error is None
+
+    def _callee_in(self, tx: StoreTx) -> Function:
+        return tx.strict(self._callee) if self._strict else self._callee
 
     def _outcome(self, work: Work, error: BaseException) -> Outcome:
         engine = self.duty.engine
@@ -461,9 +455,7 @@ class Projector:
 
     # ------------------------------------------------------------ helpers
 
-    def _emit(
-        self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, headers: Any, expected_version: int | None
-    ) -> None:
+    def _emit(self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, **how: Any) -> str:
         duty = self.duty
         if not duty.durable:
             self._escalating = True
@@ -474,10 +466,9 @@ class Projector:
         chosen = duty.work(event).key if key is SAME_KEY else key
         self._ordinal = self._ordinal + 1 if self._emitted is event else 0
         self._emitted = event
-        emission = duty.emitter.make(
-            event, self._ordinal, log, type, data, key=chosen, headers=headers, expected_version=expected_version
-        )
+        emission = duty.emitter.make(event, self._ordinal, log, type, data, key=chosen, **how)
         self._settling.emit(event.position, emission)
+        return emission.event.id
 
     def _after(self, settling: Settling, started: float) -> None:
         """Committed. A dead letter is announced only when it survives a power cut, and nothing overtakes it."""

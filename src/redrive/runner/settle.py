@@ -66,9 +66,10 @@ def decision(duty: Duty, work: Work) -> Action:
 class Settling:
     """The fates of a batch, being written."""
 
-    def __init__(self, tx: StoreTx, duty: Duty, *, gathers: bool = False) -> None:
-        """`gathers`: letters that failed again, and all histories, are written together at the end.
+    def __init__(self, tx: StoreTx, duty: Duty, *, gathers: bool = False, strict: bool = False) -> None:
+        """`strict`: constraints that are checked at the end are looked at after each event's statements.
 
+        `gathers`: letters that failed again, and all histories, are written together at the end.
         For who undoes an attempt's effects before its fate is written: no savepoint may be undone after that.
         """
         self.tx, self.duty = tx, duty
@@ -83,6 +84,7 @@ class Settling:
         self.logs: set[str] = set()
         self.failed: list[tuple[Event[Any], BaseException]] = []
         self._gathers = gathers
+        self._run = tx.strict(run_statements) if strict else run_statements
         self._retries: list[tuple[Work, Action, Head]] = []
         self._attempts: list[Attempted] = []
         self._puts: list[_Put] = []
@@ -116,11 +118,12 @@ class Settling:
     def commit_works(self, works: Sequence[Work]) -> None:
         """Handlers applied these at intake and asked for nothing else."""
         if works:
+            positions = [work.position for work in works]
             self.applied += len(works)
-            self.settled.update([work.position for work in works])
-            last = max(works, key=_position)
-            if self._last is None or last.position > self._last.position:
-                self._last = last.event
+            self.settled.update(positions)
+            highest = max(positions)
+            if self._last is None or highest > self._last.position:
+                self._last = works[positions.index(highest)].event
 
     def lose(self, work: Work) -> None:
         """An operator was faster: the effects are rolled back, the outcome stays in the history."""
@@ -270,8 +273,7 @@ class Settling:
         effects = work.effects
         if effects is None:
             return
-        for sql, parameters in effects.statements:
-            self.tx.execute(sql, parameters)
+        self._run(effects.statements, self.tx)
         for emission in effects.emissions:
             if together and emission.event.expected_version is None:
                 self._queue_emission(work.position, emission)
@@ -341,6 +343,7 @@ class Settling:
         assert self._plan is not None
         duty = self.duty
         duty.window.commit(self._plan)
+        duty.settled_at = self.now
         duty.paused = self.paused
         for key, state in self._states:
             duty.remember_state(key, state)
@@ -419,8 +422,10 @@ def tell(settling: Settling) -> None:
             signals.call(hook, event, error)
 
 
-def _position(work: Work) -> int:
-    return work.position
+def run_statements(statements: Iterable[tuple[str, Any]], tx: StoreTx) -> None:
+    """What a handler asked to be executed."""
+    for sql, parameters in statements:
+        tx.execute(sql, parameters)
 
 
 def _retry_fate(work: Work, action: Action, head: Head) -> Retried:

@@ -22,7 +22,8 @@ from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
 from redrive.runner.roster import Roster
-from redrive.runner.wake import Wake, poll
+from redrive.runner.scheduling import Scheduler
+from redrive.runner.wake import Wake, watch
 from redrive.store.port import Subscribed
 from redrive.subscription import Subscription
 
@@ -59,6 +60,7 @@ class Supervisor:
             for partition in range(subscription.partitions)
         }
         self.roster = Roster(engine, work)
+        self.scheduler = Scheduler(engine, bridge, pause=engine.settings.poll_max if threads else 0.0)
         self._resting = asyncio.Event()
         self.wakes = {post: Wake(self._resting) for post in self.posts}
         self.loops: dict[str, Loop] = {}
@@ -71,7 +73,8 @@ class Supervisor:
     # ------------------------------------------------------------ from outside
 
     def appended(self, log_name: str) -> None:
-        """Events were appended: wake whoever reads that log."""
+        """Events were appended, or scheduled: wake whoever reads that log."""
+        self.scheduler.wake.ring()
         for post, (subscription, _, _) in self.posts.items():
             if subscription.source == log_name:
                 self.wakes[post].ring()
@@ -90,12 +93,16 @@ class Supervisor:
     async def run(self, *, until_idle: bool = False) -> None:
         """Until stopped, or until nothing is left to do."""
         settings = self.engine.settings
-        store = self.engine.store
-        poller = asyncio.create_task(
-            poll(store.changed, self.wakes.values(), self._resting, settings.poll_min, settings.poll_max)
-        )
+        watcher = asyncio.create_task(
+            watch(
+                self.engine.store, self.wakes.values(), self._resting, settings.poll_min, settings.poll_max,
+                also=self.scheduler.wake,
+            )
+        )  # fmt: skip
         await self._beat()
         beating = asyncio.create_task(self._beat_on())
+        self.scheduler.on_idle = self._settled.set
+        scheduling = asyncio.create_task(self._schedule_on())
         keepers = [asyncio.create_task(self._keep(post), name=f"redrive {post}") for post in self.posts]
         try:
             if until_idle:
@@ -104,9 +111,9 @@ class Supervisor:
             await self._stop_asked.wait()
             await self._wind_down(keepers)
         finally:
-            for task in (poller, beating, *keepers):
+            for task in (watcher, beating, scheduling, *keepers):
                 task.cancel()
-            await asyncio.gather(poller, beating, *keepers, return_exceptions=True)
+            await asyncio.gather(watcher, beating, scheduling, *keepers, return_exceptions=True)
             with suppress(TimeoutError):  # a function may hang where writing happens
                 await asyncio.wait_for(self._quietly(self.roster.leave), LEAVE_SECONDS_MAX)
 
@@ -128,7 +135,7 @@ class Supervisor:
             await self._settled.wait()
 
     def _all_idle(self) -> bool:
-        return all(
+        return self.scheduler.is_idle and all(
             post in self.waiting or (post in self.loops and self.loops[post].idle and not self.wakes[post].pending)
             for post in self.posts
         )
@@ -151,9 +158,19 @@ class Supervisor:
                 self.loops[f"{name}/{partition}"].stop()
         for post in self.waiting:
             self.wakes[post].ring()
+        self.scheduler.wake.ring()
 
     def _owned(self, name: str) -> list[int]:
         return [duty.share.partition for loop in self.loops.values() if (duty := loop.duty).subscription.name == name]
+
+    async def _schedule_on(self) -> None:
+        """Append what is due, and again after whatever ends it: nothing of it concerns a subscription."""
+        while True:
+            try:
+                await self.scheduler.run()
+            except Exception:
+                log.exception("appending what is due stopped by a bug; it is tried again")
+                await asyncio.sleep(self.engine.settings.halt_wait_max)
 
     # ------------------------------------------------------------ one subscription
 

@@ -1,11 +1,13 @@
-"""Waking: the same process at once, another process by polling that slows down when nothing happens."""
+"""Waking: the same process at once; another process as soon as the store tells, or by asking it again and again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from redrive.errors import StoreError
+from redrive.store.port import Bell, Store
 
 
 class Wake:
@@ -42,18 +44,60 @@ class Wake:
         self._event.clear()
 
 
-async def poll(
-    changed: Callable[[], bool], wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float
+async def watch(
+    store: Store, wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float, *, also: Wake
 ) -> None:
-    """Look for commits of other processes: often while there are some, seldom when idle, never while all are busy."""
+    """Wake everybody when another process has committed, until cancelled."""
+    bell = store.bell
+    if bell is None:
+        await poll(store.changed, wakes, resting, low, high, also=also)
+    else:
+        await listen(bell, [*wakes, also])
+
+
+async def listen(bell: Bell, wakes: Iterable[Wake]) -> None:
+    """Wake everybody when it rings."""
+    loop = asyncio.get_running_loop()
+    rung = False
+
+    def ring() -> None:  # from the thread that listens
+        nonlocal rung
+        if not rung:
+            rung = True
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(wake_all)
+
+    def wake_all() -> None:
+        nonlocal rung
+        rung = False  # before anybody looks: what comes later is news
+        for wake in wakes:
+            wake.ring()
+
+    bell.tell(ring)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        bell.tell(None)
+
+
+async def poll(
+    changed: Callable[[], bool], wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float,
+    *, also: Wake,
+) -> None:  # fmt: skip
+    """Look for commits of other processes: often while there are some, seldom when idle, never while all are busy.
+
+    `also` is rung, too, but that it waits is no reason to look.
+    """
     while True:
         if not _anybody_waits(wakes):  # whoever works looks for itself, and is not disturbed
             resting.clear()
             await resting.wait()
-        await _look_until_all_are_busy(changed, wakes, low, high)
+        await _look_until_all_are_busy(changed, wakes, low, high, also)
 
 
-async def _look_until_all_are_busy(changed: Callable[[], bool], wakes: Iterable[Wake], low: float, high: float) -> None:
+async def _look_until_all_are_busy(
+    changed: Callable[[], bool], wakes: Iterable[Wake], low: float, high: float, also: Wake
+) -> None:
     """A timer that sets itself again: waking a task that sleeps is a second step, a fifth of what being idle costs."""
     loop = asyncio.get_running_loop()
     busy: asyncio.Future[None] = loop.create_future()
@@ -68,7 +112,7 @@ async def _look_until_all_are_busy(changed: Callable[[], bool], wakes: Iterable[
         except StoreError:
             news = False
         if news:
-            for wake in wakes:
+            for wake in (*wakes, also):
                 wake.ring()
         elif not _anybody_waits(wakes):
             busy.set_result(None)

@@ -17,15 +17,18 @@ from redrive.event import Event
 class Sink:
     """Somewhere events go. `name` is its identity, for good: not the address, which may change.
 
-    Inherit from it and write `send`; `check_sink` of redrive.testing.contracts shows whether it keeps the rules.
+    Inherit from it and write `send`; `SinkContract` of redrive.testing.contracts shows whether it keeps the rules.
     """
 
     name: str
     batch_max: int = 1  # how many events one call of `send` takes
     whole: bool = False  # does `send` deliver all of a list or nothing? Then it may hold several events of a key
+    log: str = ""  # the log that is delivered; the delivery says so before it opens the sink
     batch_wait: float = 0.0  # seconds that events may wait for company, where the sink likes its batches full
 
     def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise UsageError("a sink needs a name, which it keeps when its address changes: name='crm'")
         self.name = name
 
     async def open(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from redrive.context import Tx
 from redrive.draft import draft, draft_item
 from redrive.errors import UsageError
-from redrive.event import Event, NewEvent, from_row
+from redrive.event import Event, NewEvent, from_row, scheduled_from, withdrawal
 from redrive.store.port import Appending
 from redrive.tracking.intake import Door, Intake
 from redrive.tracking.track import track
@@ -21,6 +21,9 @@ from redrive.units import duration
 if TYPE_CHECKING:
     from redrive.runtime import Runtime
     from redrive.sources.answers import Answers
+    from redrive.types import EventTypes
+
+After = str | float | timedelta | None  # "30m", seconds or a timedelta
 
 PAGE = 500  # events read at a time by `read`
 EVERY = 2**62  # no limit
@@ -47,13 +50,13 @@ class Log:
     def append(
         self, type: Any, data: Any = ..., *, key: str | None = ..., id: str | None = ...,
         headers: Mapping[str, str] | None = ..., time: datetime | None = ..., expected_version: int | None = ...,
-        tx: None = ...,
+        after: After = ..., at: datetime | None = ..., tx: None = ...,
     ) -> Event[Any]: ...  # fmt: skip
     @overload
     def append(
         self, type: Any, data: Any = ..., *, key: str | None = ..., id: str | None = ...,
         headers: Mapping[str, str] | None = ..., time: datetime | None = ..., expected_version: int | None = ...,
-        tx: Any,
+        after: After = ..., at: datetime | None = ..., tx: Any,
     ) -> None: ...  # fmt: skip
     def append(
         self,
@@ -65,16 +68,21 @@ class Log:
         headers: Mapping[str, str] | None = None,
         time: datetime | None = None,
         expected_version: int | None = None,
+        after: After = None,
+        at: datetime | None = None,
         tx: Any = None,
     ) -> Event[Any] | None:
         """Store one event, durably, and return it; with `tx=` it is appended when that transaction commits.
+
+        With `after="30m"` or `at=` a time it is scheduled, as durably, and appended by a worker when it is due: what is
+        returned has a `due` time and no position.
 
         On Postgres `tx` may also be a transaction of your own: a psycopg connection, or a Connection or Session of
         SQLAlchemy's. The log then waits for your commit: append last.
         """
         event = draft(
             self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
-            expected_version=expected_version,
+            expected_version=expected_version, after=after, at=at,
         )  # fmt: skip
         if tx is not None:
             self._later(tx, [event])
@@ -103,11 +111,13 @@ class Log:
         headers: Mapping[str, str] | None = None,
         time: datetime | None = None,
         expected_version: int | None = None,
+        after: After = None,
+        at: datetime | None = None,
     ) -> Event[Any]:
         """Like `append`, without blocking the event loop; calls that wait together share one commit."""
         event = draft(
             self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
-            expected_version=expected_version,
+            expected_version=expected_version, after=after, at=at,
         )  # fmt: skip
         runtime = self._runtime
         if runtime.transacting is not None and runtime.is_transacting():
@@ -120,8 +130,26 @@ class Log:
         future = answers.loop.create_future()
         runtime.store.append(Appending(self.name, [event], partial(answers.put, future)))
         rows = await future
-        runtime.notify(self.name, 1, rows[-1][0])
-        return from_row(rows[0], runtime.types)
+        runtime.notify(self.name, rows)
+        return _event(rows[0], runtime.types)
+
+    def cancel(self, id: str, *, tx: Any = None) -> bool:
+        """Take a scheduled event back. False if there is none: it has come due, or was taken back before.
+
+        With `tx=`, a transaction as `append` takes it: it is taken back if and when that one commits. In a handler, use
+        `ctx.cancel`.
+        """
+        wish = withdrawal(id)
+        if tx is None:
+            return bool(self._append([wish])[0][1])
+        pending = getattr(tx, "pending", None)
+        if pending is not None:
+            mine = [one for one in pending if one[0] == self.name and one[1].id == id and one[1].due is not None]
+            tx.pending = [one for one in pending if one not in mine]
+            return bool(tx.store_tx.logs.append(self.name, [wish])[0][0][1]) or bool(mine)
+        if isinstance(tx, Tx):
+            raise UsageError("tx= takes the transaction of `with app.transaction() as tx`, not a projection's")
+        return bool(self._runtime.store.append_into(tx, self.name, [wish])[0][1])
 
     def track(
         self,
@@ -173,6 +201,11 @@ class Log:
         return [from_row(row, self._runtime.types) for row in rows]
 
     def _store(self, events: list[NewEvent]) -> list[Event[Any]]:
+        rows = self._append(events)
+        self._runtime.notify(self.name, rows)
+        return [_event(row, self._runtime.types) for row in rows]
+
+    def _append(self, events: list[NewEvent]) -> list[Any]:
         if self._runtime.store.inside_transaction():  # it would wait for itself
             raise UsageError(
                 "append inside a transaction: use tx.emit in a projection, append(…, tx=tx) in app.transaction()"
@@ -189,8 +222,8 @@ class Log:
         rows, error = answer
         if error is not None:
             raise error
-        self._runtime.notify(self.name, len(rows), rows[-1][0])
-        return [from_row(row, self._runtime.types) for row in rows]
+        assert isinstance(rows, list)
+        return rows
 
     def _later(self, tx: Any, events: list[NewEvent]) -> None:
         pending = getattr(tx, "pending", None)
@@ -200,3 +233,8 @@ class Log:
             raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
         else:
             self._runtime.store.append_into(tx, self.name, events)
+
+
+def _event(row: Any, types: EventTypes) -> Event[Any]:
+    """What a row has become: an event of the log, or one that waits for its time."""
+    return from_row(row, types) if row[0] is not None else scheduled_from(row, types)

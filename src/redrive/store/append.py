@@ -11,7 +11,8 @@ from typing import Protocol
 
 from redrive.codec import from_json, to_json
 from redrive.errors import IdConflict, UsageError, VersionConflict
-from redrive.event import NewEvent
+from redrive.event import WITHDRAWN, NewEvent
+from redrive.store.scheduled import found, taken_back, waiting_row
 from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
 
@@ -37,15 +38,23 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
     versions = _last_versions(sql, logs, batches)
     rows: list[Row] = []
     waiting: list[Row] = []  # the next to be inserted: rows whose position is not known yet
+    later: list[Row] = []  # those to be scheduled
     given: set[tuple[int, str]] = set()  # ids among them that a caller chose, and may have chosen twice
     repeated = False
     for log_name, events in batches:
         log, last = logs[log_name], versions[log_name]
         for event in events:
-            id, kind, key, schema, time_us, headers, data, expected, may_repeat, _ = event
+            id, kind, key, schema, time_us, headers, data, expected, may_repeat, _, due = event
+            if due is not None:
+                _insert(sql, waiting, rows)
+                if due is WITHDRAWN:
+                    _schedule(sql, later)
+                    rows.append(taken_back(sql, log, log_name, event))
+                    continue
             if may_repeat:
                 if (log, id) in given:  # the first must be there to be found
                     _insert(sql, waiting, rows)
+                    _schedule(sql, later)
                 stored = _repeated(sql, log, log_name, event)
                 if stored is not None:
                     _insert(sql, waiting, rows)
@@ -53,6 +62,10 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
                     repeated = True
                     continue
                 given.add((log, id))
+            if due is not None:
+                later.append(waiting_row(log, event))
+                rows.append(found((None, id, kind, key, None, schema, due.time_us, headers, data, due.at)))
+                continue
             version = None
             if key is not None:
                 actual = last[key] or 0
@@ -63,8 +76,12 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
                 raise UsageError("expected_version needs a key: versions count within a key")
             waiting.append((log, id, kind, key, version, schema, time_us, headers, data))
     _insert(sql, waiting, rows)
-    if rows:
-        names.spans.passed(rows[-1][0])
+    _schedule(sql, later)
+    highest = rows[-1][0] if rows else 0
+    if highest is None:  # that one only waits
+        highest = max(row[0] or 0 for row in rows)
+    if highest:
+        names.spans.passed(highest)
     return rows, repeated
 
 
@@ -91,11 +108,19 @@ def _insert(sql: Sql, waiting: list[Row], rows: list[Row]) -> None:
         waiting.clear()
 
 
+def _schedule(sql: Sql, later: list[Row]) -> None:
+    if later:
+        sql.many("scheduled_add", later)
+        later.clear()
+
+
 def _repeated(sql: Sql, log: int, log_name: str, event: NewEvent) -> Row | None:
     """An id seen before: the same content is the same event, other content is an error."""
-    stored = sql.one("event_by_id", (log, event.id))
+    plain = event.derived and event.due is None  # an emission that waits is no reason not to append it now
+    stored = sql.one("event_by_id" if plain else "event_or_scheduled", (log, event.id))
     if stored is None:
         return None
+    stored = found(stored)
     if event.derived:
         return stored
     same = (stored[2], stored[3], stored[5], bytes(stored[8])) == (
@@ -105,7 +130,8 @@ def _repeated(sql: Sql, log: int, log_name: str, event: NewEvent) -> Row | None:
         event.data_raw,
     )
     if not same:
+        has = "has" if stored[0] is not None else "has scheduled"
         raise IdConflict(
-            f"log {log_name!r} has an event {event.id!r} with other content; an id names one fact: use a new id"
+            f"log {log_name!r} {has} an event {event.id!r} with other content; an id names one fact: use a new id"
         )
     return stored

@@ -54,6 +54,7 @@ TABLES = (
     Table("operations", "copy_operations", "paste_operations"),
     Table("notes", "copy_notes", "paste_notes"),
     Table("controls", "copy_controls", "paste_controls"),
+    Table("scheduled", "copy_scheduled", "paste_scheduled"),
     Table("audit", "copy_audit", "paste_audit"),
     Table("meta", "copy_meta", "meta_set", _TEXT),
 )

@@ -6,8 +6,8 @@ below the prefix, are noticed: somebody else was here.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import groupby
 
 from redrive.errors import Fenced
 from redrive.store.sql import Row, Sql
@@ -45,17 +45,19 @@ class Done:
 
     def add(self, member: int, positions: Sequence[int]) -> None:
         """Mark positions, given in order; one that is marked already was settled by somebody else."""
-        changed = []
-        for chunk, members in groupby(positions, _chunk_of):
+        changed, begin = [], 0
+        while begin < len(positions):
+            chunk = positions[begin] // CHUNK
+            low, end = chunk * CHUNK, bisect_left(positions, (chunk + 1) * CHUNK, begin)
             found = self._sql.value("done_chunk", (member, chunk))
             marks = bytearray(_UNMARKED if found is None else found.encode())
-            before, count = marks.count(_SETTLED), 0
-            for position in members:
-                marks[position % CHUNK] = _SETTLED
-                count += 1
-            if marks.count(_SETTLED) != before + count:
+            before = marks.count(_SETTLED)
+            for position in positions[begin:end]:
+                marks[position - low] = _SETTLED
+            if marks.count(_SETTLED) != before + end - begin:
                 raise Fenced(f"member {member}: a position was settled by somebody else")
             changed.append((member, chunk, marks.decode()))
+            begin = end
         self._sql.many("done_put", changed)
 
     def prune(self, member: int, prefix: int) -> int:
@@ -97,7 +99,3 @@ class Done:
 
     def _chunks(self, member: int, upto: int = _NO_CHUNK) -> list[Row]:
         return self._sql.all("done_chunks", (member, upto))
-
-
-def _chunk_of(position: int) -> int:
-    return position // CHUNK

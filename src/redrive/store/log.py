@@ -7,12 +7,14 @@ appender commit at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
-from redrive.event import NewEvent
+from redrive.event import WITHDRAWN, NewEvent
 from redrive.store.append import append_all
+from redrive.store.scheduled import taken_back, waiting_row
 from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
 
@@ -54,12 +56,24 @@ class Logs:
         """Emissions of a whole group: one that is stored already is left as it is; versions follow by themselves."""
         log = self.id_of(log_name, create=True)
         self._sql.claim((log,))
+        if any(e.due is not None for e in events):
+            events = self._schedule(log, log_name, events)
         whole = len(events) - len(events) % EMIT_BLOCK
         if whole and not self._append_blocks(log, events[:whole]):
             whole = 0
         rows = [(log, e.id, e.type, e.key, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events[whole:]]
         self._sql.many("event_emit", rows)
         self.spans.passed(self.last(log))
+
+    def _schedule(self, log: int, log_name: str, events: Sequence[NewEvent]) -> list[NewEvent]:
+        """Schedule what is to come later, take back what is not to come, and return the others."""
+        for is_taken_back, some in groupby([e for e in events if e.due is not None], lambda e: e.due is WITHDRAWN):
+            if is_taken_back:
+                for event in some:
+                    taken_back(self._sql, log, log_name, event)
+            else:
+                self._sql.many("scheduled_emit", [waiting_row(log, event) for event in some])
+        return [e for e in events if e.due is None]
 
     def _append_blocks(self, log: int, events: Sequence[NewEvent]) -> bool:
         """Append many in few steps; False, and nothing of it stays, if one of them is stored already.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redrive.store.letters import Letters
     from redrive.store.log import Logs
     from redrive.store.progress import Progress
-    from redrive.store.sql import Sql
+    from redrive.store.sql import Row, Sql
 
 
 Function = Callable[[Any, Any], Any]  # a projection, and what it is called with
@@ -137,6 +137,13 @@ class StoreTx(Protocol):
         """
         ...
 
+    def strict(self, function: Function) -> Function:
+        """A function that fails if it leaves behind what a constraint would refuse at the commit.
+
+        Costs a round trip for each call: for those of a transaction whose commit was refused.
+        """
+        ...
+
     def pipelined(self, function: Function) -> Function:
         """A function as `checked` gives it, whose statements need not wait for each other's answers.
 
@@ -205,6 +212,14 @@ class Migration(Protocol):
         ...
 
 
+class Bell(Protocol):
+    """Somebody who hears of the commits of others."""
+
+    def tell(self, ring: Callable[[], None] | None) -> None:
+        """Ring, from any thread, when there is news, and at once if there is some already; None: no more."""
+        ...
+
+
 class Store(Protocol):
     """A database that holds logs, progress, letters, state and the user's tables."""
 
@@ -230,7 +245,7 @@ class Store(Protocol):
         """
         ...
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """Append in a transaction of the user's own, which this store did not begin, or refuse."""
         ...
 
@@ -248,6 +263,11 @@ class Store(Protocol):
 
     def changed(self) -> bool:
         """Has another connection committed since the last call? Cheap: asked every millisecond under load."""
+        ...
+
+    @property
+    def bell(self) -> Bell | None:
+        """Who tells when another connection has committed; None: nobody, and it has to be asked."""
         ...
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:

@@ -785,6 +785,7 @@ SELECT (SELECT coalesce(max(position), 0) FROM redrive_events),
        (SELECT id FROM redrive_events ORDER BY position DESC LIMIT 1),
        (SELECT CAST(coalesce(sum(epoch + parked_version), 0) AS bigint) FROM redrive_progress),
        (SELECT count(*) FROM redrive_subscriptions), (SELECT coalesce(max(id), 0) FROM redrive_notes),
+       (SELECT coalesce(max(seq), 0) + count(*) FROM redrive_scheduled),
        (SELECT hash FROM redrive_audit ORDER BY id DESC LIMIT 1)
 
 -- name: copy_counts
@@ -808,6 +809,7 @@ UNION ALL SELECT 'operations', count(*) FROM redrive_operations
 UNION ALL SELECT 'notes', count(*) FROM redrive_notes
 UNION ALL SELECT 'controls', count(*) FROM redrive_controls
 UNION ALL SELECT 'audit', count(*) FROM redrive_audit
+UNION ALL SELECT 'scheduled', count(*) FROM redrive_scheduled
 
 -- name: copy_logs
 SELECT id, name FROM redrive_logs WHERE id > ? ORDER BY id LIMIT ?
@@ -962,6 +964,33 @@ WHERE name > ? AND name NOT IN ('format', 'compatible_from', 'syncs', 'copying',
 -- name: meta_drop
 DELETE FROM redrive_meta WHERE name = :name
 
+-- ---------------------------------------------------------------- metrics
+
+-- name: metrics_letters
+-- Open letters by state and reason, from the counters.
+SELECT s.name, c.state, c.reason, CAST(sum(c.n) AS bigint) FROM redrive_letter_counts c
+JOIN redrive_subscriptions s ON s.id = c.subscription WHERE c.state IN ('retrying', 'dead')
+GROUP BY s.name, c.state, c.reason
+
+-- name: metrics_letters_held
+-- Of each subscription and state the open letter that was held first, and since when.
+SELECT s.name, o.state, (SELECT l.parked_at FROM redrive_letters l
+                         WHERE l.state = o.state AND l.subscription = s.id ORDER BY l.id LIMIT 1)
+FROM redrive_subscriptions s CROSS JOIN (SELECT 'retrying' AS state UNION ALL SELECT 'dead') AS o
+
+-- name: metrics_lanes
+-- Of each subscription how many lanes are parked, counted up to a limit, and how full the fullest is.
+SELECT s.name,
+       (SELECT count(*) FROM (SELECT 1 FROM redrive_lanes l WHERE l.subscription = s.id LIMIT :limit) AS counted),
+       (SELECT n FROM redrive_lanes l WHERE l.subscription = s.id ORDER BY l.n DESC LIMIT 1)
+FROM redrive_subscriptions s
+
+-- name: metrics_replayed
+-- What came of all bulk replays that are on record.
+SELECT CAST(coalesce(sum(applied), 0) AS bigint), CAST(coalesce(sum(failed), 0) AS bigint),
+       CAST(coalesce(sum(skipped), 0) AS bigint), CAST(coalesce(sum(waiting), 0) AS bigint)
+FROM redrive_operations WHERE action = 'replay'
+
 -- ------------------------------------------------------------ breakers and limits
 
 -- name: breaker_get
@@ -1003,3 +1032,71 @@ RETURNING full_at
 
 -- name: bucket_save
 UPDATE redrive_buckets SET full_at = :full_at WHERE name = :name
+
+-- ---------------------------------------------------------------- scheduled events
+
+-- Whoever writes here has claimed the log: what is found in it, or waits for it, stays so until the commit.
+
+-- name: event_or_scheduled
+-- An id that is taken: by an event of the log, or by one that waits to become one; that has no position and a due time.
+SELECT position, id, type, key, version, schema, time_us, headers, data, NULL AS due_at FROM redrive_events
+WHERE log = ?1 AND id = ?2
+UNION ALL SELECT NULL, id, type, key, NULL, schema, time_us, headers, data, due_at FROM redrive_scheduled
+WHERE log = ?1 AND id = ?2
+
+-- name: scheduled_has
+SELECT 1 FROM redrive_scheduled s JOIN redrive_logs l ON l.id = s.log WHERE l.name = :log AND s.id = :id
+
+-- name: scheduled_drop
+-- Taken back. No row: it has come due, or was taken back before.
+DELETE FROM redrive_scheduled WHERE log = :log AND id = :id
+
+-- name: scheduled_next
+-- When the next is due, and when the last was scheduled: in the future, if the clock was set back since.
+SELECT (SELECT min(due_at) FROM redrive_scheduled), (SELECT max(set_at) FROM redrive_scheduled WHERE delay IS NOT NULL)
+
+-- name: scheduled_rebase
+-- The clock was set back, and nobody knows how much of the delay has passed: all of it begins again.
+UPDATE redrive_scheduled SET due_at = :now + delay, set_at = :now WHERE set_at > :now AND delay IS NOT NULL
+
+-- name: scheduled_logs
+-- The logs that the next so many due events go to.
+SELECT DISTINCT log FROM (SELECT log FROM redrive_scheduled WHERE due_at <= :now ORDER BY due_at, seq LIMIT :limit) AS due
+
+-- name: scheduled_due
+SELECT s.seq, s.log, l.name, s.id, s.type, s.key, s.schema, s.time_us, s.headers, s.data, s.due_at
+FROM redrive_scheduled s JOIN redrive_logs l ON l.id = s.log
+WHERE s.due_at <= :now ORDER BY s.due_at, s.seq LIMIT :limit
+
+-- name: scheduled_take
+DELETE FROM redrive_scheduled WHERE seq = ?
+
+-- name: scheduled_backlog
+-- By log: how many wait, how many of them are due, and when the first is.
+SELECT l.name, count(*), CAST(sum(CASE WHEN s.due_at <= :now THEN 1 ELSE 0 END) AS bigint), min(s.due_at)
+FROM redrive_scheduled s JOIN redrive_logs l ON l.id = s.log GROUP BY l.name ORDER BY l.name
+
+-- name: scheduled_page
+-- In the order in which they come due.
+SELECT l.name, s.id, s.type, s.key, s.due_at, s.set_at, length(s.data), s.seq
+FROM redrive_scheduled s JOIN redrive_logs l ON l.id = s.log
+WHERE (CAST(:log AS text) IS NULL OR l.name = :log) AND (CAST(:key AS text) IS NULL OR s.key = :key)
+  AND (CAST(:type AS text) IS NULL OR s.type = :type)
+ORDER BY s.due_at, s.seq LIMIT :limit
+
+-- name: scheduled_by_id
+SELECT l.name, s.id, s.type, s.key, s.due_at, s.set_at, length(s.data), s.seq
+FROM redrive_scheduled s JOIN redrive_logs l ON l.id = s.log
+WHERE s.id = :id AND (CAST(:log AS text) IS NULL OR l.name = :log) ORDER BY l.name
+
+-- name: ledger_scheduled
+-- Scheduled for a log that there is not: nobody would ever append it.
+SELECT s.id FROM redrive_scheduled s WHERE NOT EXISTS (SELECT 1 FROM redrive_logs l WHERE l.id = s.log) ORDER BY s.seq
+
+-- name: copy_scheduled
+SELECT seq, log, id, type, key, schema, time_us, headers, data, due_at, set_at, delay
+FROM redrive_scheduled WHERE seq > ? ORDER BY seq LIMIT ?
+
+-- name: paste_scheduled
+INSERT INTO redrive_scheduled (seq, log, id, type, key, schema, time_us, headers, data, due_at, set_at, delay)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)

@@ -45,7 +45,7 @@ class Driver:
         supervisor, serving = self.supervisor, self._serving
         if supervisor is None or serving is None or serving.done():
             return
-        for wake in supervisor.wakes.values():
+        for wake in (*supervisor.wakes.values(), supervisor.scheduler.wake):
             wake.ring()
         for _ in range(TURNS if supervisor.waiting else 0):
             await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from redrive.clock import Env
 from redrive.codec import encode_data
 from redrive.context import Ctx, Emitter
 from redrive.draft import draft
-from redrive.event import Event, from_row
+from redrive.event import WITHDRAWN, Event, from_row
 from redrive.testing.virtual import FakeClock
 from redrive.types import EventTypes
 
@@ -65,10 +65,15 @@ class FakeOffice:
     deps: Any
     emitter: Emitter
     stored: tuple[int, bytes]
+    scheduled: frozenset[str] = frozenset()
 
     def load_state(self, key: str) -> tuple[int, bytes]:
         """The state the test gave, whatever the key."""
         return self.stored
+
+    def is_scheduled(self, log: str, id: str) -> bool:
+        """What the test says, whatever the log."""
+        return id in self.scheduled
 
 
 class FakeCtx(Ctx):
@@ -76,7 +81,7 @@ class FakeCtx(Ctx):
 
     >>> ctx = FakeCtx(make_event("login.failed", {"user": "ada"}, key="ada"), state={"failures": 2})
     >>> ctx.state["failures"] += 1
-    >>> ctx.emit(alerts, "account.locked", {"user": ctx.key})
+    >>> id = ctx.emit(alerts, "account.locked", {"user": ctx.key})
     >>> ctx.emitted(alerts)
     [('account.locked', {'user': 'ada'})]
     """
@@ -93,18 +98,26 @@ class FakeCtx(Ctx):
         deps: Any = None,
         epoch: int = 1,
         name: str = "function",
+        scheduled: Iterable[str] = (),
     ) -> None:
         event = event or make_event("test.event", key=key)
         self._types = event.types
         stored = (1, encode_data(dict(state))) if state else (0, b"")
-        office = FakeOffice(name, epoch, deps, Emitter(name, event.types, FakeEnv()), stored)
+        office = FakeOffice(name, epoch, deps, Emitter(name, event.types, FakeEnv()), stored, frozenset(scheduled))
         super().__init__(event, event.key if key is None else key, attempt, 0, office)
 
     def emitted(self, log: Any) -> list[tuple[str, Any]]:
         """(type, data) of what was emitted to a log, in order."""
         name = getattr(log, "name", log)
         found = [emission.event for emission in self._emissions or () if emission.log == name]
+        found = [event for event in found if event.due is not WITHDRAWN]
         return [(event.type, self._types.decode(event.type, event.schema, event.data_raw)) for event in found]
+
+    def cancelled(self, log: Any) -> list[str]:
+        """Ids of the scheduled events of a log that are taken back, in order."""
+        name = getattr(log, "name", log)
+        asked = [emission.event for emission in self._emissions or () if emission.log == name]
+        return [event.id for event in asked if event.due is WITHDRAWN]
 
     @property
     def executed(self) -> list[tuple[str, Any]]:

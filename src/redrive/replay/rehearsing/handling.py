@@ -19,10 +19,11 @@ from redrive.replay.rehearsal import Rehearsed
 from redrive.replay.rehearsing.cast import Lane, Run, cannot
 from redrive.replay.rehearsing.scene import HOLD_MAX, TOO_LONG, Emitted, PlayAgain, Scene
 from redrive.replay.rehearsing.threads import start_thread
-from redrive.runner.call import attempt, attempt_works, overran
-from redrive.runner.settle import StateConflict
+from redrive.runner.call import attempt, attempt_effects, attempt_works, overran
+from redrive.runner.settle import StateConflict, run_statements
 from redrive.store.port import LetterRow, StoreTx
 from redrive.store.rehearsing import ON_STAGE
+from redrive.store.scheduled import is_scheduled
 
 GRACE = 1.0  # seconds for a coroutine to end after it was cancelled; one that does not is left behind
 
@@ -51,6 +52,7 @@ class Turn:
 
     event: Event[Any]
     ctx: Ctx
+    error: BaseException | None = None
     timed_out: bool = False
 
 
@@ -84,6 +86,11 @@ class Handling(Scene):
             with self.house.store.reading() as tx:
                 found = tx.keyed.get(self.row.id, key)
         return found
+
+    def is_scheduled(self, log: str, id: str) -> bool:
+        """Does this event wait for its time?"""
+        with self.house.store.reading() as tx:
+            return is_scheduled(tx.sql, log, id)
 
     # ------------------------------------------------------------ calling
 
@@ -124,29 +131,22 @@ class Handling(Scene):
         turn = Turn(event, Ctx(event, key, letter.attempts + 1, letter.edits, self))
         is_async, timeout = self.subscription.is_async, self.subscription.timeout
         error = await (self._in_task(turn) if is_async else self._in_thread(turn))
-        effects: list[Effects | None] = [None]
+        asked: Effects | None = None
         if turn.timed_out and timeout is not None:
             return Called(letter, self.judge(letter, overran(timeout)))
         if error is None:
-            error = attempt(lambda: effects.append(turn.ctx.effects()))
+            asked, error = attempt_effects(turn.ctx)
         if error is not None:
             return Called(letter, self.judge(letter, self.outcome(error, _is_ours)))
-        asked = effects[-1]
         if asked is not None and asked.state is not None:
             state_key, _, data = asked.state
             self._states[state_key] = (letter.position, data) if data else (0, b"")
         return Called(letter, None, asked)
 
     async def _in_task(self, turn: Turn) -> BaseException | None:
-        waiting, raised = [turn], list[BaseException | None]()
-
-        def called(_: Turn, error: BaseException | None) -> bool:
-            raised.append(error)
-            return False
-
         async def play() -> None:
             ON_STAGE.set(True)
-            await attempt_works(self._function, lambda: waiting.pop() if waiting else None, called)
+            await attempt_works(self._function, [turn])
 
         task = asyncio.create_task(play())
         await asyncio.wait({task}, timeout=self.subscription.timeout)
@@ -155,7 +155,7 @@ class Handling(Scene):
             turn.ctx.kill()
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE)
-        return raised[0] if raised else None
+        return turn.error
 
     async def _in_thread(self, turn: Turn) -> BaseException | None:
         def play() -> BaseException | None:
@@ -224,8 +224,7 @@ class Handling(Scene):
     def _effects(self, tx: StoreTx, called: Called, emitted: list[tuple[str, str]]) -> None:
         effects, position = called.effects, called.letter.position
         assert effects is not None
-        for sql, parameters in effects.statements:
-            tx.execute(sql, parameters)
+        tx.strict(run_statements)(effects.statements, tx)
         emitted += [(one.log, one.event.type) for one in effects.emissions if self.emit(tx, position, one)]
         if effects.state is not None:
             key, version, data = effects.state

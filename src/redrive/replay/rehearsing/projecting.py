@@ -63,23 +63,20 @@ class Projecting(Scene):
             return known
         user.event = event
         tx.savepoint()
-        error = attempt(tx.checked(self._function), event, user)
+        error = attempt(tx.checked(tx.strict(self._function)), event, user)
         self.keep(tx, letter, error)
         if error is None:
             return self.judge(letter, out.APPLIED)
         self._emissions = []
         return self.judge(letter, self.outcome(error, self.house.stage.is_the_world))
 
-    def _emit(
-        self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, headers: Any, expected_version: int | None
-    ) -> None:
+    def _emit(self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, **how: Any) -> str:
         if key is SAME_KEY and self.subscription.batch:
             raise UsageError("emit in a batch=True projection needs key=: a list of events has no key of its own")
         chosen = find_key(self.subscription.key_of, event)[0] if key is SAME_KEY else key
         self._ordinal += 1
-        emission = self.emitter.make(
-            event, self._ordinal, log, type, data, key=chosen, headers=headers, expected_version=expected_version
-        )
+        emission = self.emitter.make(event, self._ordinal, log, type, data, key=chosen, **how)
         assert self._tx is not None
         if self.emit(self._tx, event.position, emission):
             self._emissions.append((emission.log, emission.event.type))
+        return emission.event.id

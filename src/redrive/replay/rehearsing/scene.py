@@ -16,7 +16,7 @@ from typing import Any
 from redrive.clock import Env
 from redrive.context import Emission, Emitter
 from redrive.errors import StoreError, UsageError
-from redrive.event import Event, from_row
+from redrive.event import WITHDRAWN, Event, from_row
 from redrive.policy import outcome as out
 from redrive.policy.outcome import Failure, Outcome
 from redrive.replay.rehearsal import Rehearsed, Result
@@ -205,7 +205,8 @@ class Scene:
         """Append, as the settling transaction would; False if that event is there already, or is not to be heard."""
         if position <= self._quiet_until and position not in self._unheard:
             return False
-        return not tx.logs.append(emission.log, [emission.event])[1]
+        repeated = tx.logs.append(emission.log, [emission.event])[1]
+        return not repeated and emission.event.due is not WITHDRAWN
 
     def keep(self, tx: StoreTx, letter: LetterRow, error: BaseException | None) -> None:
         """Close the letter's savepoint: what it did stays for those behind it, or is undone."""

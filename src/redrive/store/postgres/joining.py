@@ -19,6 +19,7 @@ from redrive.store.append import append_all
 from redrive.store.log import Logs
 from redrive.store.postgres.sql import PostgresSql
 from redrive.store.spans import NoSpans
+from redrive.store.sql import Row
 
 TAKES = (
     "tx= takes the transaction of `with app.transaction() as tx`, or one of your own on the same database: a psycopg "
@@ -27,7 +28,7 @@ TAKES += "connection, or a Connection or Session of SQLAlchemy's with psycopg; i
 BEGIN_FIRST = "begin a transaction first: what is appended is to be committed with something"
 
 
-def append_into(given: Any, log: str, events: Sequence[NewEvent], wait_seconds: float) -> None:
+def append_into(given: Any, log: str, events: Sequence[NewEvent], wait_seconds: float) -> list[Row]:
     """Append now; it lasts if and when the user commits."""
     connection = _raw(given)
     sql = PostgresSql(connection)
@@ -35,7 +36,8 @@ def append_into(given: Any, log: str, events: Sequence[NewEvent], wait_seconds: 
     if isolation != "read committed":  # the last version of a key may have been committed after its snapshot
         raise UsageError(f"append needs a transaction that is READ COMMITTED, this one is {isolation.upper()}")
     with _waiting(sql, wait_seconds, log):
-        append_all(Logs(sql, NoSpans(sql)), sql, [(log, events)])
+        rows, _ = append_all(Logs(sql, NoSpans(sql)), sql, [(log, events)])
+    return rows
 
 
 @contextmanager

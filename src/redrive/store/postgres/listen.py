@@ -23,6 +23,7 @@ class Listener:
         self._opening, self._look_seconds = opening, look_seconds
         self._news, self._stopped = threading.Event(), threading.Event()
         self._news.set()  # nobody has looked yet
+        self._ring: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._loop, name="redrive-listener", daemon=True)
         self._thread.start()
 
@@ -32,6 +33,17 @@ class Listener:
             return False
         self._news.clear()
         return True
+
+    def tell(self, ring: Callable[[], None] | None) -> None:
+        """Ring for whatever there is from now on, and at once for what nobody has looked at."""
+        self._ring = ring
+        if ring is not None and self._news.is_set():
+            ring()
+
+    def _hear(self) -> None:
+        self._news.set()
+        if (ring := self._ring) is not None:
+            ring()
 
     def stop(self) -> None:
         """End within the time between two looks."""
@@ -44,7 +56,7 @@ class Listener:
                 tx = self._opening()
                 with closing(tx.connection):
                     self._listen(tx)
-            self._news.set()  # what happened meanwhile was not heard
+            self._hear()  # what happened meanwhile was not heard
             self._stopped.wait(AGAIN_SECONDS)
 
     def _listen(self, tx: PostgresTx) -> None:
@@ -56,5 +68,5 @@ class Listener:
                 heard = True
             found = pulse if heard else tx.sql.one("pg_pulse")
             if heard or found != pulse:
-                self._news.set()
+                self._hear()
             pulse = found

@@ -412,17 +412,34 @@ SELECT coalesce(max(value::bigint), 0) FROM redrive_meta WHERE name LIKE 'pruned
 -- name: copy_numbers
 SELECT t.name, coalesce(pg_sequence_last_value(pg_get_serial_sequence('redrive.' || t.name, t.key)::regclass), 0)
 FROM (VALUES ('logs', 'id'), ('events', 'position'), ('subscriptions', 'id'), ('letters', 'id'), ('attempts', 'id'),
-             ('journal', 'seq'), ('operations', 'id'), ('notes', 'id'), ('controls', 'id')) AS t (name, key)
+             ('journal', 'seq'), ('operations', 'id'), ('notes', 'id'), ('controls', 'id'), ('scheduled', 'seq')) AS t (name, key)
 
 -- name: paste_number
 SELECT setval(pg_get_serial_sequence('redrive.' || :name::text,
-       CASE :name WHEN 'events' THEN 'position' WHEN 'journal' THEN 'seq' ELSE 'id' END), :highest) WHERE :highest > 0
+       CASE :name WHEN 'events' THEN 'position' WHEN 'journal' THEN 'seq' WHEN 'scheduled' THEN 'seq' ELSE 'id' END), :highest) WHERE :highest > 0
 
 -- name: paste_audit
 -- The end of the chain moves with its rows.
 WITH last AS (UPDATE redrive_audit_end SET id = ?1, hash = ?9)
 INSERT INTO redrive_audit (id, at, who, action, subscription, target, reason, details, hash)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+
+-- ---------------------------------------------------------------- scheduled events
+
+-- name: scheduled_add
+-- Due times go by this server's clock, whatever the caller's says: only the delay comes from there.
+INSERT INTO redrive_scheduled (log, id, type, key, schema, time_us, headers, data, due_at, set_at, delay)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, CASE WHEN ?11::float8 IS NULL THEN ?9::float8 ELSE clock.now + ?11::float8 END,
+       CASE WHEN ?10::float8 IS NOT NULL THEN clock.now END, ?11
+FROM (SELECT redrive.clock() AS now) AS clock
+
+-- name: scheduled_emit
+INSERT INTO redrive_scheduled (log, id, type, key, schema, time_us, headers, data, due_at, set_at, delay)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, CASE WHEN ?11::float8 IS NULL THEN ?9::float8 ELSE clock.now + ?11::float8 END,
+       CASE WHEN ?10::float8 IS NOT NULL THEN clock.now END, ?11
+FROM (SELECT redrive.clock() AS now) AS clock
+WHERE NOT EXISTS (SELECT 1 FROM redrive_events WHERE log = ?1 AND id = ?2)
+ON CONFLICT (log, id) DO NOTHING
 
 -- ---------------------------------------------------------------- for this store alone
 
@@ -450,3 +467,10 @@ SELECT current_setting('lock_timeout')
 
 -- name: pg_set_lock_timeout
 SELECT set_config('lock_timeout', ?, true)
+
+-- ---------------------------------------------------------------- metrics
+
+-- name: metrics_bytes
+-- How large the store is.
+SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'redrive' AND c.relkind = 'r'

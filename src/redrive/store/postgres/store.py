@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import psycopg
-from psycopg_pool import ConnectionPool
 
 from redrive.errors import StoreError, UsageError
 from redrive.event import NewEvent
@@ -21,17 +20,11 @@ from redrive.failpoints import hit
 from redrive.store.address import shown
 from redrive.store.groups import Done, append_group, run_here
 from redrive.store.port import Appending
-from redrive.store.postgres.connection import (
-    Connection,
-    configure,
-    is_the_world,
-    open_connection,
-    options,
-    translated_error,
-)
+from redrive.store.postgres.connection import is_the_world, open_connection, translated_error
 from redrive.store.postgres.joining import append_into
 from redrive.store.postgres.listen import Listener
 from redrive.store.postgres.migrate import found, prepare
+from redrive.store.postgres.pool import Pool
 from redrive.store.postgres.stage import PostgresStage
 from redrive.store.postgres.transaction import ENDED, PostgresTx
 from redrive.store.rehearsing import check_off_stage
@@ -72,7 +65,7 @@ class PostgresStore:
         self.url = shown(url)
         self._address = url
         self._settings = (f"SET lock_timeout = {_ms(busy_timeout)}",)
-        self._busy_timeout, self._pool_max = busy_timeout, pool_max
+        self._busy_timeout = busy_timeout
         self._mutex = threading.Lock()  # of the writing connection
         self._alone = threading.Lock()  # of an append in its caller's thread
         self._held: dict[int, PostgresTx] = {}  # by thread
@@ -85,15 +78,7 @@ class PostgresStore:
             if isinstance(error, psycopg.Error):
                 raise StoreError(f"cannot open the store {self.url}: {error}") from error
             raise
-        self._pool: ConnectionPool[Connection] = ConnectionPool(
-            connection_class=Connection,
-            kwargs=options(url),
-            configure=lambda connection: configure(connection, self._settings),
-            min_size=0,
-            max_size=pool_max,
-            timeout=busy_timeout,
-            open=True,
-        )
+        self._pool = Pool(url, self._settings, pool_max, busy_timeout)
         self._look_seconds = look_seconds
         self._listener: Listener | None = None
         self._seen_pulse: Row | None = None
@@ -167,7 +152,7 @@ class PostgresStore:
                 yield tx
             finally:
                 tx.rollback()
-                self._pool.putconn(tx.connection)
+                self._pool.give_back(tx.connection)
 
     def _begin_writing(self, begin: str) -> PostgresTx:
         """One that was lost while nobody used it is replaced; nothing had begun."""
@@ -183,11 +168,8 @@ class PostgresStore:
         return self._writing
 
     def _begin_pooled(self, begin: str) -> PostgresTx:
-        for _ in range(self._pool_max + 1):  # after a restart of the server, all that lie there are dead
-            try:
-                connection = self._pool.getconn()
-            except psycopg.Error as error:
-                raise StoreError(f"{self.url}: no connection is to be had: {error}") from error
+        for _ in range(self._pool.size_max + 1):  # after a restart of the server, all that lie there are dead
+            connection = self._pool.take()
             tx: PostgresTx = connection.facets
             if tx is None:
                 tx = connection.facets = PostgresTx(connection)
@@ -202,7 +184,7 @@ class PostgresStore:
             finally:
                 if not begun:
                     tx.rollback()
-                    self._pool.putconn(connection)
+                    self._pool.give_back(connection)
         raise StoreError(f"{self.url}: the server ends every connection")
 
     # ------------------------------------------------------------ questions
@@ -215,13 +197,21 @@ class PostgresStore:
     def changed(self) -> bool:
         """Has anything been appended, or asked of an owner, since the last call?"""
         if self._writer is not None:
-            if self._listener is None:  # not for those who only append, or look
-                self._listener = Listener(self._open, self._look_seconds)
-            return self._listener.changed()
+            return self._hear().changed()
         with self.reading() as tx:
             pulse = tx.sql.one("pg_pulse")
         seen, self._seen_pulse = self._seen_pulse, pulse
         return seen != pulse
+
+    @property
+    def bell(self) -> Listener | None:
+        """The thread that listens: it knows at once."""
+        return None if self._writer is None else self._hear()
+
+    def _hear(self) -> Listener:
+        if self._listener is None:  # not for those who only append
+            self._listener = Listener(self._open, self._look_seconds)
+        return self._listener
 
     def inside_transaction(self) -> bool:
         """Does this thread hold a transaction of the store?"""
@@ -273,10 +263,10 @@ class PostgresStore:
             finally:
                 self._alone.release()
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """Append in a transaction of the user's own; the log is claimed until it ends."""
         check_off_stage()
-        append_into(given, log, events, self._busy_timeout)
+        return append_into(given, log, events, self._busy_timeout)
 
     def append_group(self, group: list[Appending]) -> None:
         """One durable transaction for many callers; one caller's error is only its own."""

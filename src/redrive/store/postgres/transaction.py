@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg import generators
+from psycopg.abc import PQGen
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
 
-from redrive.errors import CommitUnknown, StoreError, UsageError
+from redrive.errors import CommitRefused, CommitUnknown, StoreError, UsageError
 from redrive.store.books import Books
 from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
@@ -28,15 +31,18 @@ ENDED = "the transaction was ended from within; nothing more was written"
 FAILED = "a statement failed and was passed over, but Postgres refuses whatever follows it"
 SAVEPOINT = "to go on after an error, put the statement into `with tx.connection.transaction():`"
 
+# Deferred constraints are checked and, by going back, deferred again. Refused: the savepoint of the caller's is undone.
+CHECK = "SAVEPOINT redrive_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO redrive_check; RELEASE redrive_check"
+
 
 class PostgresTx:
     """One connection with its facets; the same object serves every transaction on it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._control = psycopg.Cursor(connection)
         self._pipe = connection.pipe = Pipe(connection)
         self._hasty = False  # functions run whose statements need not wait
+        self._is_kept = False  # what this transaction did is committed
         self.sql: Sql = PostgresSql(connection)
         self.logs = Logs(self.sql, NoSpans(self.sql))
         self.progress = Progress(self.sql)
@@ -72,8 +78,19 @@ class PostgresTx:
 
         return call
 
+    def strict(self, function: Function) -> Function:
+        """Deferred constraints are checked after each call; one that is broken is the call's own error."""
+
+        def call(subject: Any, tx: Any) -> None:
+            function(subject, tx)
+            self._pipe.drain()
+            if self.connection.status == TransactionStatus.INTRANS:  # else something else is wrong, and will be told
+                self.control(CHECK)
+
+        return call
+
     def pipelined(self, function: Function) -> Function:
-        """The same for a function whose statements are sent without waiting for each, until `answers`."""
+        """As `checked`, for a function whose statements are sent without waiting for each, until `answers`."""
         pipe, call = self._pipe, self.checked(function)
         pipe.begin()
         self._hasty = True
@@ -103,8 +120,9 @@ class PostgresTx:
 
     def control(self, statement: str) -> str:
         """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
-        self._control.execute(statement.encode())
-        return self._control.statusmessage or ""
+        with self.connection.lock:
+            said: str = self.connection.wait(_controlled(self.connection.pgconn, statement.encode()))
+        return said
 
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
@@ -140,13 +158,18 @@ class PostgresTx:
         except psycopg.Error as error:
             if connection.closed:
                 raise CommitUnknown(f"{url}: COMMIT was sent and no answer came: {error}") from error
-            raise
+            if is_the_world(error):
+                raise
+            raise CommitRefused(url, error) from error
         if said != "COMMIT":
             raise StoreError(f"{url}: COMMIT was answered by {said}; nothing was written")
+        self._is_kept = True
 
     def rollback(self) -> None:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
-        self.logs.forget()
+        if not self._is_kept:
+            self.logs.forget()
+        self._is_kept = False
         self.connection.trouble, self._hasty, self._pipe.failed = None, False, None
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
             return
@@ -159,6 +182,15 @@ class PostgresTx:
             self.connection.close()
         finally:
             self._pipe.failed = None
+
+
+def _controlled(pgconn: PGconn, statement: bytes) -> PQGen[str]:
+    """What psycopg's cursor does, less what these need not: it takes longer than the server, four times a batch."""
+    pgconn.send_query(statement)
+    result = (yield from generators.execute(pgconn))[-1]
+    if result.status != ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(result, encoding="utf-8")
+    return (result.command_status or b"").decode()
 
 
 def _allowed(statement: Statement) -> Statement:

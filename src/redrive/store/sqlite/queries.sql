@@ -454,13 +454,34 @@ SELECT substr(name, 9), seq FROM sqlite_sequence WHERE name LIKE 'redrive_%' AND
 UNION ALL SELECT 'logs', coalesce(max(id), 0) FROM redrive_logs
 UNION ALL SELECT 'attempts', coalesce(max(id), 0) FROM redrive_attempts
 UNION ALL SELECT 'journal', coalesce(max(seq), 0) FROM redrive_journal
+UNION ALL SELECT 'scheduled', coalesce(max(seq), 0) FROM redrive_scheduled
 
 -- name: paste_number
 -- The next row of a table gets a number above this one. The table has no key but its rowid.
 INSERT OR REPLACE INTO sqlite_sequence (rowid, name, seq)
 SELECT (SELECT rowid FROM sqlite_sequence WHERE name = 'redrive_' || :name), 'redrive_' || :name, :highest
-WHERE :name NOT IN ('logs', 'attempts', 'journal')
+WHERE :name NOT IN ('logs', 'attempts', 'journal', 'scheduled')
 
 -- name: paste_audit
 INSERT INTO redrive_audit (id, at, who, action, subscription, target, reason, details, hash)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- ---------------------------------------------------------------- scheduled events
+
+-- name: scheduled_add
+-- Due times go by the store's clock: here it is the machine's, as the caller read it.
+INSERT INTO redrive_scheduled (log, id, type, key, schema, time_us, headers, data, due_at, set_at, delay)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: scheduled_emit
+-- An emission: one that is scheduled already, or has come due, is left as it is.
+INSERT INTO redrive_scheduled (log, id, type, key, schema, time_us, headers, data, due_at, set_at, delay)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
+WHERE NOT EXISTS (SELECT 1 FROM redrive_events WHERE log = ?1 AND id = ?2)
+ON CONFLICT DO NOTHING
+
+-- ---------------------------------------------------------------- metrics
+
+-- name: metrics_bytes
+-- How large the store is.
+SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()

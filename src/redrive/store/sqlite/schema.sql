@@ -389,3 +389,21 @@ CREATE TABLE redrive_buckets (                      -- limits that workers share
     name    TEXT PRIMARY KEY,
     full_at REAL NOT NULL
 ) WITHOUT ROWID;
+
+CREATE TABLE redrive_scheduled (                    -- events that are appended when they are due, and then leave
+    seq     INTEGER PRIMARY KEY,                    -- of two that are due at the same time, the first comes first
+    log     INTEGER NOT NULL,
+    id      TEXT NOT NULL,
+    type    TEXT NOT NULL,
+    key     TEXT,
+    schema  INTEGER NOT NULL,
+    time_us INTEGER,                                -- what the producer says; NULL: the time at which it is due
+    headers BLOB,
+    data    BLOB NOT NULL,
+    due_at  REAL NOT NULL,
+    set_at  REAL NOT NULL,
+    delay   REAL                                    -- NULL: at that very time, whatever the clock did meanwhile
+);
+CREATE UNIQUE INDEX redrive_scheduled_id ON redrive_scheduled (log, id);
+CREATE INDEX redrive_scheduled_due ON redrive_scheduled (due_at, seq);
+CREATE INDEX redrive_scheduled_set ON redrive_scheduled (set_at) WHERE delay IS NOT NULL;

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from redrive.errors import CommitUnknown, StoreBusy, StoreError, UsageError
+from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.books import Books
@@ -29,7 +29,7 @@ from redrive.store.log import Logs
 from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
-from redrive.store.sql import Sql, queries_of
+from redrive.store.sql import Row, Sql, queries_of
 from redrive.store.sqlite import forking
 from redrive.store.sqlite.connection import (
     BEGIN,
@@ -91,8 +91,24 @@ class SqliteTx:
         """A statement that fails leaves the transaction as it was: who catches the error may go on."""
         return function
 
+    def strict(self, function: Function) -> Function:
+        """Foreign keys are looked at after each call, if they are on: what is broken and was not before."""
+        if not self.connection.execute("PRAGMA foreign_keys").fetchone()[0]:
+            return function
+
+        def call(subject: Any, tx: Any) -> None:
+            former = self._broken()
+            function(subject, tx)
+            for table, row, parent, _ in self._broken() - former:
+                raise sqlite3.IntegrityError(f"FOREIGN KEY constraint failed: row {row} of {table} refers to {parent}")
+
+        return call
+
+    def _broken(self) -> set[Any]:
+        return set(self.connection.execute("PRAGMA foreign_key_check").fetchall())
+
     def pipelined(self, function: Function) -> Function:
-        """The same: nobody has to be waited for."""
+        """As `checked`: nobody has to be waited for."""
         return function
 
     def answers(self) -> int | None:
@@ -120,6 +136,8 @@ def exists_file(path: str) -> bool:
 
 class SqliteStore:
     """A file, or `:memory:` for the simulator."""
+
+    bell = None  # nobody tells: a file has to be asked
 
     def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
         self.path = self.url = path
@@ -213,6 +231,8 @@ class SqliteStore:
             tx.control(COMMIT)
         except sqlite3.Error as error:
             self._rollback(tx)
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CONSTRAINT:
+                raise CommitRefused(self.path, error) from error
             raise CommitUnknown(f"{self.path}: COMMIT failed: {error}") from error
 
     def _rollback(self, tx: SqliteTx) -> None:
@@ -324,7 +344,7 @@ class SqliteStore:
         seen, self._seen_version = self._seen_version, version
         return seen != version
 
-    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> None:
+    def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """No: only one connection may write at a time, and ours could not sync what another one commits."""
         raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
 

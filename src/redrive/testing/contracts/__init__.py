@@ -1,6 +1,7 @@
-"""Contracts: what a backend must do, as tests that it inherits. Those who write a store or a source run them on it."""
+"""Contracts: what a part must do, as tests that it inherits. Who writes a store, a source or a sink runs them on it."""
 
+from redrive.testing.contracts.sink import SinkContract
 from redrive.testing.contracts.source import SourceContract
 from redrive.testing.contracts.store import StoreContract
 
-__all__ = ["SourceContract", "StoreContract"]
+__all__ = ["SinkContract", "SourceContract", "StoreContract"]

@@ -1,0 +1,179 @@
+"""An outage: one sink of three is down for a while, comes back weak, and nobody notices but itself.
+
+    python examples/outage.py                one that comes back able to take 150 requests a second
+    python examples/outage.py --unprotected  the same without breaker, limit and budget: the storm
+
+It needs `pip install 'redrive[http]'`; the three sinks are servers of its own, on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redrive import App, breaker, retry, webhook
+from redrive.settings import Settings
+from redrive.testing.web import HttpServer, Reply, Request
+
+CAPACITY = 150  # requests a second that the sink can take when it is back; beyond it answers 503
+
+
+@dataclass
+class Story:
+    """How long everything takes, and what came of it. Times in seconds from the beginning."""
+
+    rate: float = 100.0
+    down_for: float = 10.0
+    protected: bool = True
+    down_at: float = 2.0
+    seconds: float = 20.0  # events are appended for so long
+    patience: float = 60.0
+    arrived: dict[str, list[float]] = field(default_factory=dict)
+    order: dict[str, list[str]] = field(default_factory=dict)
+    lag: dict[str, float] = field(default_factory=dict)
+    peak: int = 0  # requests in the busiest second after the sink came back
+    recovered_after: float = 0.0
+    letters: int = 0
+    sent: int = 0
+
+    async def run(self, folder: Path) -> None:
+        """Append events, take the sink down and up again, and wait until everything has arrived."""
+        servers = {name: HttpServer() for name in ("crm", "warehouse", "search")}
+        for server in servers.values():
+            server.start()
+        app = self._app(folder, servers)
+        sick, began = servers["warehouse"], time.monotonic()
+        try:
+            async with app.running():
+                producer = asyncio.create_task(self._produce(app, began))
+                await asyncio.sleep(self.down_at)
+                sick.stop()
+                await asyncio.sleep(self.down_for)
+                back_at = time.monotonic()
+                sick.behave = Bottleneck(sick)
+                sick.start()
+                await producer
+                await self._settled(servers)
+            self._look(app, servers, began, back_at)
+        finally:
+            for server in servers.values():
+                server.stop()
+            app.close()
+
+    def _app(self, folder: Path, servers: dict[str, HttpServer]) -> App:
+        settings = Settings() if self.protected else Settings(retry_budget=1e6)
+        app = App(str(folder / "shop.db"), settings=settings)
+        for name, server in servers.items():
+            app.deliver(
+                app.log("orders"),
+                to=webhook(server.url, name=name, allow_private=True, probe_method="HEAD"),
+                start="first",
+                retry=retry(attempts=50, wait="1s", wait_max="1s" if not self.protected else "5s"),
+                breaker=breaker(failures=5, cooldown="5s") if self.protected else None,
+                limit=f"{CAPACITY - 10}/s" if self.protected else None,
+                concurrency=10 if self.protected else 200,
+            )
+        return app
+
+    async def _produce(self, app: App, began: float) -> None:
+        orders = app.log("orders")
+        while (now := time.monotonic() - began) < self.seconds:
+            due = int(now * self.rate)
+            while self.sent < due:
+                await orders.append_async(
+                    "order.placed", {"n": self.sent}, key=f"customer-{self.sent % 50}", id=f"order-{self.sent}"
+                )
+                self.sent += 1
+            await asyncio.sleep(0.01)
+
+    async def _settled(self, servers: dict[str, HttpServer]) -> None:
+        until = time.monotonic() + self.patience
+        while time.monotonic() < until and any(len(ids(server)) < self.sent for server in servers.values()):
+            await asyncio.sleep(0.05)
+
+    def _look(self, app: App, servers: dict[str, HttpServer], began: float, back_at: float) -> None:
+        for name, server in servers.items():
+            good = [
+                request for request in server.requests if request.headers.get("ce-id") and not refused(server, request)
+            ]
+            self.arrived[name] = [request.at - began for request in good]
+            self.order[name] = [request.headers["ce-id"] for request in good]
+            self.lag[name] = max(
+                (request.at - began - int(request.headers["ce-id"].split("-")[1]) / self.rate for request in good),
+                default=0.0,
+            )
+        posts = [request for request in servers["warehouse"].requests if request.method == "POST"]
+        after = Counter(int(request.at - back_at) for request in posts if request.at >= back_at)
+        self.peak = max(after.values(), default=0)
+        self.recovered_after = max(self.arrived["warehouse"], default=0.0) - (back_at - began)
+        self.letters = sum(one.dead for one in app.operate().status())
+
+
+class Bottleneck:
+    """A server that takes so many requests a second and refuses the rest."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self.seconds: Counter[int] = Counter()
+        self.refused: set[int] = set()
+        self.server = server
+
+    def __call__(self, request: Request) -> Reply:
+        second = int(request.at)
+        self.seconds[second] += 1
+        if self.seconds[second] > CAPACITY:
+            self.refused.add(id(request))
+            return Reply(503)
+        return Reply(200)
+
+
+def refused(server: HttpServer, request: Request) -> bool:
+    """Was it answered with an error?"""
+    return isinstance(server.behave, Bottleneck) and id(request) in server.behave.refused
+
+
+def ids(server: HttpServer) -> set[str]:
+    """Which events have arrived."""
+    return {
+        request.headers["ce-id"]
+        for request in server.requests
+        if "ce-id" in request.headers and not refused(server, request)
+    }
+
+
+def picture(story: Story) -> str:
+    """Requests that arrived, per second, as bars."""
+    lines = []
+    for name, times in story.arrived.items():
+        counts = Counter(int(at) for at in times)
+        lines.append(f"{name}")
+        lines += [
+            f"  {second:3d} s  {'█' * (counts[second] // 5)} {counts[second]}"
+            for second in range(max(counts, default=0) + 1)
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run it and say what happened."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--unprotected", action="store_true")
+    story = Story(protected=not parser.parse_args().unprotected)
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(story.run(Path(folder)))
+    print(picture(story))
+    print(
+        f"\n{story.sent} events; the healthy sinks were at most {max(story.lag['crm'], story.lag['search']):.2f} s behind."
+    )
+    print(
+        f"warehouse was down for {story.down_for:.0f} s, met at most {story.peak} requests a second when it was back,"
+    )
+    print(f"and had everything {story.recovered_after:.1f} s later; dead letters: {story.letters}.")
+
+
+if __name__ == "__main__":
+    main()

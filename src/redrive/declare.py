@@ -1,0 +1,228 @@
+"""Declaring: what a program says about its logs, functions and sinks, checked when it is said."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from redrive.errors import UsageError
+from redrive.event import check_type
+from redrive.policy.breaker import Rule
+from redrive.policy.decide import Policy
+from redrive.policy.limiter import paced
+from redrive.policy.partitions import PARTITIONS_MAX
+from redrive.policy.retry import Conflicts, Retry
+from redrive.policy.rules import Rules
+from redrive.runtime import Runtime
+from redrive.sinks.port import Sink
+from redrive.sources.log import Log
+from redrive.subscription import KeyBy, Order, Subscription, count_arguments
+from redrive.tracking.intake import Patterns
+from redrive.tracking.intake import intake as limited
+from redrive.units import duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+RetryGiven = Retry | Sequence[Retry] | None
+Tables = Mapping[str, str] | Iterable[str]
+DEFAULT_BREAKER = Rule()
+
+
+class Declarations:
+    """The part of an app that a program is written with."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.subscriptions: dict[str, Subscription] = {}
+        self._logs: dict[str, Log] = {}
+
+    def log(
+        self,
+        name: str,
+        *,
+        intake: str | None = None,
+        keep: Rules | Patterns | None = None,
+        bypass: Patterns | None = None,
+    ) -> Log:
+        """The log of this name; it exists from its first event on.
+
+        `intake="1000/s"` limits what `track` brings in, by each process; `append` is never limited. What is over it
+        goes to the log `NAME:limited`; with `keep=`, only what fits; `bypass=` passes at any rate.
+        """
+        check_type(name)
+        if intake is None and (keep is not None or bypass is not None):
+            raise UsageError(f'log {name!r}: keep= and bypass= go with a limit: add intake="1000/s"')
+        log = self._logs.setdefault(name, Log(self.runtime, name))
+        log.limit(None if intake is None else limited(intake, keep, bypass))
+        return log
+
+    def projection(
+        self,
+        source: Log,
+        *types: str | type,
+        name: str | None = None,
+        tables: Tables = (),
+        batch: bool = False,
+        order: Order = "key",
+        key_by: KeyBy = None,
+        start: str | None = None,
+        retry: RetryGiven = None,
+        conflicts: Conflicts | None = None,
+        letters: Rules | None = None,
+        on_error: Callable[..., Any] | None = None,
+        partitions: int = 1,
+    ) -> Callable[[F], F]:
+        """A function `(event, tx)` that touches only the database: it runs inside the transaction, in batches."""
+
+        def declare(function: F) -> F:
+            if inspect.iscoroutinefunction(function):
+                raise UsageError(
+                    f"{_name(function)} is async; a projection is a plain def: it runs inside a transaction"
+                )
+            arguments = count_arguments(function, "(events, tx)" if batch else "(event, tx)")
+            owned = dict(tables) if isinstance(tables, Mapping) else dict.fromkeys(tables)
+            self._declare(
+                Subscription(
+                    name or _name(function), "projection", function, _source(source), self._types(types), order, key_by,
+                    start, _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
+                    arguments=arguments, partitions=_partitions(partitions, order, key_by, function),
+                )
+            )  # fmt: skip
+            return function
+
+        return declare
+
+    def on(
+        self,
+        source: Log,
+        *types: str | type,
+        name: str | None = None,
+        order: Order = "key",
+        key_by: KeyBy = None,
+        start: str | None = None,
+        retry: RetryGiven = None,
+        conflicts: Conflicts | None = None,
+        letters: Rules | None = None,
+        concurrency: int = 1,
+        timeout: str | float | None = None,
+        breaker: Rule | None = None,
+        limit: str | None = None,
+        on_error: Callable[..., Any] | None = None,
+        rehearsable: bool = False,
+        partitions: int = 1,
+    ) -> Callable[[F], F]:
+        """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
+
+        def declare(function: F) -> F:
+            if concurrency < 1 or (order == "total" and concurrency > 1):
+                raise UsageError(
+                    f'{_name(function)}: concurrency={concurrency} with order="{order}"; total order runs one at a time'
+                )
+            arguments = count_arguments(function, "(event, ctx)")
+            self._declare(
+                Subscription(
+                    name or _name(function), "handler", function, _source(source), self._types(types), order, key_by,
+                    start, _policy(retry, conflicts, letters), concurrency=concurrency,
+                    timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
+                    rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
+                    breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
+                )
+            )  # fmt: skip
+            return function
+
+        return declare
+
+    def deliver(
+        self,
+        source: Log,
+        *types: str | type,
+        to: Sink | Iterable[Sink],
+        order: Order = "key",
+        key_by: KeyBy = None,
+        start: str | None = None,
+        retry: RetryGiven = None,
+        letters: Rules | None = None,
+        concurrency: int = 10,
+        timeout: str | float | None = "30s",
+        breaker: Rule | None = DEFAULT_BREAKER,
+        limit: str | None = None,
+        on_error: Callable[..., Any] | None = None,
+        partitions: int = 1,
+    ) -> None:
+        """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
+        sinks = [to] if isinstance(to, Sink) else list(to)
+        for sink in sinks:
+            if not isinstance(sink, Sink):
+                raise UsageError(f"to= takes sinks, such as webhook(url, name=…), not {sink!r}")
+            check_type(sink.name)
+            sink.log = _source(source)
+            self._declare(
+                Subscription(
+                    sink.name, "delivery", sink.send, _source(source), self._types(types), order, key_by, start,
+                    _policy(retry, None, letters), concurrency=1 if order == "total" else concurrency,
+                    timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
+                    partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
+                    limit=None if limit is None else paced(limit),
+                )
+            )  # fmt: skip
+
+    def upcast(self, name: str, schema: int) -> Callable[[F], F]:
+        """A function from data of this schema to data of the next, applied before decoding."""
+
+        def declare(function: F) -> F:
+            self.runtime.types.upcast(name, schema, function)
+            return function
+
+        return declare
+
+    def _declare(self, subscription: Subscription) -> None:
+        known = self.subscriptions.get(subscription.name)
+        if known is not None and known.function is not subscription.function:
+            raise UsageError(f"two functions are called {subscription.name!r}: give one of them name=")
+        if subscription.order not in ("key", "none", "total"):
+            raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
+        if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
+            raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
+        self.subscriptions[subscription.name] = subscription
+
+    def _types(self, types: tuple[str | type, ...]) -> tuple[str, ...]:
+        names = [item if isinstance(item, str) else self.runtime.types.name_of(item) for item in types]
+        return tuple(dict.fromkeys(names))
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def _source(source: Any) -> str:
+    if not isinstance(source, Log):
+        raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
+    return source.name
+
+
+def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[..., Any]) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARTITIONS_MAX:
+        raise UsageError(f"{_name(function)}: partitions={count!r}; give a number from 1 to {PARTITIONS_MAX:,}")
+    if order == "total" and count > 1:
+        raise UsageError(f'{_name(function)}: partitions={count} with order="total"; total order runs one at a time')
+    if key_by is not None and count > 1:  # code may change, or fail once: nobody might own what somebody passed over
+        raise UsageError(
+            f"{_name(function)}: partitions={count} with key_by; partitions are cut by the key that an event was "
+            "appended with. Let a handler emit the events into another log, with that key, and subscribe to it"
+        )
+    return count
+
+
+def _breaker(given: Any) -> Rule | None:
+    if given is not None and not isinstance(given, Rule):
+        raise UsageError("breaker= takes breaker(…)")
+    return given
+
+
+def _policy(retry: RetryGiven, conflicts: Conflicts | None, letters: Rules | None) -> Policy:
+    given: tuple[Any, ...] = (Retry(),) if retry is None else tuple(retry) if isinstance(retry, Iterable) else (retry,)
+    if not all(isinstance(rule, Retry) for rule in given):
+        raise UsageError("retry= takes retry(…) or a list of them")
+    if not isinstance(conflicts, Conflicts | None) or not isinstance(letters, Rules | None):
+        raise UsageError("conflicts= takes conflicts(…), letters= takes rules(…)")
+    return Policy(given, conflicts or Conflicts(), letters or Rules())

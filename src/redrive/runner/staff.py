@@ -1,0 +1,192 @@
+"""The staff of a handler: who calls its function. Tasks for coroutine functions, threads for plain ones.
+
+They take works from the desk's `ready` and put them into its `outbox`, outcome and all; the coordinator hears of it
+when there is enough to settle. Nothing else is theirs: no lane, no store, no decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from redrive.policy import outcome as out
+from redrive.runner.call import attempt_all, attempt_works
+from redrive.runner.duty import Work
+from redrive.runner.handle import Handling
+from redrive.runner.wake import Wake
+
+SETTLE_AT = 1000  # outcomes worth a commit of their own while there is more to call
+SETTLE_AFTER = 0.01  # seconds an outcome may wait for company
+YIELD_EVERY = 250  # calls between two turns of the event loop: others want to run too; SETTLE_AT is a multiple
+
+
+class Employer(Protocol):
+    """What the staff sees of its loop."""
+
+    work: Handling
+    wake: Wake
+    stopping: bool
+    abandoned: bool
+
+
+class Staff:
+    """Who calls the functions."""
+
+    def __init__(self, loop: Employer, size: int) -> None:
+        self.loop, self.desk, self.size = loop, loop.work.desk, size
+        duty = loop.work.duty
+        self._clock = duty.engine.env.clock.monotonic
+        self._heard_at = 0.0  # since when no outcome can have waited
+        subscription = duty.subscription
+        self._is_timed = subscription.timeout is not None
+        self._function: Callable[..., Any] = subscription.function
+        if subscription.arguments == 1:
+            self._function = lambda event, ctx: subscription.function(event)
+
+    def wake(self, count: int) -> None:
+        """There is work."""
+        if not self.desk.outbox:
+            self._heard_at = self._clock()
+        self._come(count)
+
+    def _come(self, count: int) -> None:
+        raise AssertionError
+
+    def interrupt(self, work: Work) -> None:
+        """The work overran its timeout."""
+
+    async def close(self) -> None:
+        """Nobody works any more."""
+
+    def _ring(self) -> None:
+        """The coordinator is to settle what is done."""
+        raise AssertionError
+
+    def works(self, task: Any = None) -> Iterator[Work | None]:
+        """Works to be called, while the loop wants any done: each is finished when the next is asked for.
+
+        None in between: others want to run. One generator for all of an event's way through here, because everything
+        in it is done once per event.
+        """
+        loop, clock, is_timed = self.loop, self._clock, self._is_timed
+        prepare, called = loop.work.prepare, loop.work.called
+        ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
+        gate = loop.work.gate
+        while not loop.stopping:
+            try:
+                work = ready.popleft() if gate is None else gate.pass_one(ready)
+            except IndexError:
+                return
+            if is_timed:
+                work.started = clock()
+            running[work] = task
+            ctx = prepare(work)
+            yield work
+            if work.error is None and not ctx.touched and not work.timed_out:  # the ordinary case, quickly
+                work.ctx, work.outcome = None, out.APPLIED
+            else:
+                called(work)
+            outbox.append(work)
+            del running[work]
+            if gate is not None and gate.called(work):
+                self._heard_at = 0.0  # it is time to settle: the breaker wants to know
+            now, done = clock(), len(outbox)
+            if now - self._heard_at >= SETTLE_AFTER or not done % YIELD_EVERY:
+                if now - self._heard_at >= SETTLE_AFTER or done >= SETTLE_AT:
+                    self._heard_at = now
+                    self._ring()
+                yield None
+
+
+class TaskStaff(Staff):
+    """Coroutine functions: a few long-lived tasks on the event loop."""
+
+    def __init__(self, loop: Employer, size: int) -> None:
+        super().__init__(loop, size)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _come(self, count: int) -> None:
+        missing = min(count, self.size - len(self._tasks))
+        for _ in range(missing):
+            task = asyncio.get_running_loop().create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self) -> None:
+        """Until nothing is ready; started again when there is."""
+        me, running = asyncio.current_task(), self.desk.running
+        function = self._function if self.loop.work.duty.subscription.is_async else self._inline
+        try:
+            await attempt_works(function, self.works(me))
+        except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
+            for work in [work for work, task in running.items() if task is me]:
+                del running[work]
+            raise
+        self._ring()
+
+    async def _inline(self, event: Any, ctx: Any) -> None:
+        """A plain function on the event loop: where there are no threads."""
+        self._function(event, ctx)
+
+    def _ring(self) -> None:
+        self.loop.wake.ring()
+
+    def interrupt(self, work: Work) -> None:
+        task = self.desk.running.get(work)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class ThreadStaff(Staff):
+    """Plain functions: a few daemon threads. A thread cannot be stopped: what overruns keeps its key busy."""
+
+    def __init__(self, loop: Employer, size: int) -> None:
+        super().__init__(loop, size)
+        self._loop = asyncio.get_running_loop()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: go home
+        self._rung = False
+        self._threads: list[threading.Thread] = []
+
+    def _come(self, count: int) -> None:
+        wanted = min(count, self.size)
+        while len(self._threads) < wanted:
+            name = f"redrive {self.loop.work.duty.subscription.name} {len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        for _ in range(wanted - self._calls.qsize()):
+            self._calls.put(True)
+
+    def _run(self) -> None:
+        while self._calls.get():
+            attempt_all(self._function, self.works())
+            self._ring()
+
+    def _ring(self) -> None:
+        if self._rung:
+            return
+        self._rung = True
+        try:
+            self._loop.call_soon_threadsafe(self._heard)
+        except RuntimeError:  # the event loop is closed: the process ends
+            return
+
+    def _heard(self) -> None:
+        self._rung = False
+        self.loop.wake.ring()
+
+    async def close(self) -> None:
+        """Wait for those that still run: their keys are busy, and nobody may take the events up before."""
+        for _ in self._threads:
+            self._calls.put(False)
+        while any(thread.is_alive() for thread in self._threads) and not self.loop.abandoned:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)  # threads have no event to wait for without one more thread

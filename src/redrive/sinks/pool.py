@@ -1,0 +1,133 @@
+"""The pooled client, on aiohttp. Imported when the first request is made; nothing else may import it earlier.
+
+Its resolver is ours, so what is checked is what is connected to: a name cannot lead to one address when it is looked
+at and to another when it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from redrive.sinks.addresses import Address, check_ip, literal
+from redrive.sinks.http import ANSWER_BYTES_MAX, CONNECTIONS_MAX, Answer, NoAnswer, Unreachable
+from redrive.units import show_duration
+from redrive.version import VERSION
+
+# Many servers end an idle connection after 5 s; a request that meets that end is an error that nobody needs.
+_KEEP_ALIVE_S = 4.0
+_FIXED = {"user-agent": f"redrive/{VERSION}", "accept-encoding": "identity"}
+
+
+class PublicResolver(AbstractResolver):
+    """Looks names up and refuses those that lead to an address that is not public."""
+
+    def __init__(self, resolver: AbstractResolver) -> None:
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """All addresses of the host, if all of them are public: one that is not makes the name suspect."""
+        found = await self._resolver.resolve(host, port, family)
+        for one in found:
+            check_ip(ip_address(one["host"].partition("%")[0]), host)
+        return found
+
+    async def close(self) -> None:
+        """End the lookups."""
+        await self._resolver.close()
+
+
+class Pool:
+    """Connections that are kept, with the rules of the house. Belongs to the event loop it was made in."""
+
+    def __init__(
+        self, timeout: float, connect_timeout: float, allow_private: bool, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout, self._allow_private = timeout, allow_private
+        lookup: AbstractResolver = aiohttp.ThreadedResolver()
+        connector = aiohttp.TCPConnector(
+            limit=CONNECTIONS_MAX, keepalive_timeout=_KEEP_ALIVE_S, ssl=tls if tls is not None else True,
+            resolver=lookup if allow_private else PublicResolver(lookup),
+        )  # fmt: skip
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers=_FIXED, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout), trust_env=False,
+        )  # fmt: skip
+
+    def is_mine(self) -> bool:
+        """Is this the loop that the connections live in?"""
+        return self._loop is asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._session.close()
+
+    async def request(self, method: str, address: Address, headers: Mapping[str, str], body: bytes) -> Answer:
+        """One request, one answer; no redirect is followed and no POST is tried again."""
+        url = URL(address.url)
+        if not self._allow_private:
+            ip = literal(url.host or "")  # aiohttp asks no resolver about these
+            if ip is not None:
+                check_ip(ip, address.host)
+        if address.authorization is not None:
+            headers = {"authorization": address.authorization, **headers}
+        try:
+            async with self._session.request(
+                method, url, headers=headers, data=body or None, allow_redirects=False
+            ) as response:
+                received, complete = await _read(response)
+                names = {name.lower(): text for name, text in response.headers.items()}
+                return Answer(response.status, names, received, complete)
+        except TimeoutError:
+            raise NoAnswer(f"{address.origin} did not answer within {show_duration(self._timeout)}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"{address.origin}: {_why(error)}") from None  # theirs may quote the URL
+
+
+async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+    """The body up to the limit. The status has come: what is wrong with the rest does not change it."""
+    parts, size = [], 0
+    try:
+        while size <= ANSWER_BYTES_MAX and (part := await response.content.readany()):
+            parts.append(part)
+            size += len(part)
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        response.close()
+        return b"".join(parts)[:ANSWER_BYTES_MAX], False
+    if size > ANSWER_BYTES_MAX:
+        response.close()  # the rest is not worth the connection
+        return b"".join(parts)[:ANSWER_BYTES_MAX], False
+    return b"".join(parts), True
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError() | ssl.SSLError():
+            reason = getattr(getattr(error, "os_error", error), "verify_message", "") or "the handshake failed"
+            return f"its certificate or its TLS is not accepted: {reason}"
+        case aiohttp.ClientConnectorDNSError():
+            return "the name cannot be looked up"
+        case aiohttp.ClientConnectorError():
+            return _errno(error.os_error)
+        case aiohttp.ServerDisconnectedError():
+            return "the connection was closed before an answer came"
+        case OSError():
+            return _errno(error)
+        case _:
+            return f"the answer is not HTTP that can be read ({type(error).__name__})"
+
+
+def _errno(error: OSError) -> str:
+    number = error.errno or 0  # negative, or none, where it is not the system that speaks
+    return os.strerror(number) if number > 0 else type(error).__name__
