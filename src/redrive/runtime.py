@@ -21,7 +21,7 @@ from redrive.store.address import POSTGRES, is_postgres, shown
 from redrive.store.copying import check_whole
 from redrive.store.port import Migration, Store, StoreTx
 from redrive.store.sql import Row
-from redrive.store.sqlite import SqliteStore, exists_file
+from redrive.store.sqlite import SqliteStore, exists_file, forking
 from redrive.store.sqlite.migrate import FileMigration
 from redrive.tracking.place import spool_of
 from redrive.tracking.tracker import Tracker
@@ -62,6 +62,7 @@ class Runtime:
         self._pid = os.getpid()
         self._store: Store | None = None
         self._tracker: Tracker | None = None
+        self._tracker_lock = threading.Lock()  # not the store's: opening one may take long, and track never waits
         self._readers: tuple[Callable[[str], None], asyncio.AbstractEventLoop] | None = None
 
     @property
@@ -132,14 +133,15 @@ class Runtime:
         if self._store is None:
             with self._lock:
                 if self._store is None:
-                    store = self._open(self.address)
-                    try:
-                        with store.reading() as tx:
-                            check(tx, self.shown)
-                    except BaseException:
-                        store.close()
-                        raise
-                    self._store = store
+                    with forking.opening:
+                        store = self._open(self.address)
+                        try:
+                            with store.reading() as tx:
+                                check(tx, self.shown)
+                        except BaseException:
+                            store.close()
+                            raise
+                        self._store = store
         return self._store
 
     def _open(self, address: str) -> Store:
@@ -166,7 +168,7 @@ class Runtime:
     def _notice_fork(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._lock = threading.Lock()  # the parent's may be held for ever in this copy
+            self._lock, self._tracker_lock = threading.Lock(), threading.Lock()  # held for ever, perhaps, in this copy
             _leave_alone(self._store)
             self._store, self._readers, self.supervisor = None, None, None
             self._env = self._env if self._given_env else None
@@ -187,7 +189,7 @@ class Runtime:
     def tracker(self) -> Tracker:
         """Who carries tracked events into the store."""
         if self._tracker is None:
-            with self._lock:
+            with self._tracker_lock:
                 if self._tracker is None:
                     self._tracker = Tracker(self)
         return self._tracker

@@ -33,10 +33,9 @@ def track(path: str, spool: str, said: str, name: str, count: int, *, flush: int
                 pause.wait(0.01)
             note(said, number + 1)
         elif not flush and number % 50 == 49:
-            while counts["spooled"] <= number:
+            while counts["spooled"] <= number and counts["committed"] <= number:
                 pause.wait(0.001)
             note(said, number + 1)
-    note(said, count if flush or counts["spooled"] >= count else 0)
     Path(f"{said}-done").touch()
     if stay:
         pause.wait(600)

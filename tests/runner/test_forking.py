@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,3 +90,35 @@ def test_a_child_has_another_identity(tmp_path: Path) -> None:
 
     assert in_child(differs) == 0
     assert app.runtime.env.owner == mine
+
+
+def test_a_fork_waits_until_no_thread_of_ours_is_inside_sqlite(tmp_path: Path) -> None:
+    """SQLite's own locks would be held for ever in the child, and its first connection would hang."""
+    app = App(str(tmp_path / "shop.db"))
+    orders = app.log("orders")
+    orders.append("fine", 0)
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            orders.append("fine", "parent")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(30):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)  # a child that hangs is killed, and fails the test
+                code = 1
+                try:
+                    orders.append("fine", "child")
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        over.set()
+        writer.join()
+    assert [event.data for event in orders.read()].count("child") == 30
+    app.close()

@@ -164,7 +164,8 @@ def test_what_nobody_wants_is_left_out_with_a_reason(harness: Harness) -> None:
         assert [row[3] for row in tx.books.audited()] == ["discard limited", "admit"]
 
 
-def test_the_command_says_what_it_did(app: App) -> None:
+def test_the_command_says_what_it_did(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDRIVE_STORE", app.runtime.address)  # the command sets it, and a process ends after a command
     orders = app.log("orders", intake="1/s")
     for number in range(4):
         orders.track("made", number)

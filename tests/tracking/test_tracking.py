@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import threading
 from collections import Counter
@@ -300,6 +301,50 @@ def test_a_fork_during_an_outage_leaves_the_parents_file_to_the_parent(
     switch.down = False
     assert orders.flush(30)
     assert sorted(data_of(app)) == ["child", "parent"]
+
+
+def test_a_process_of_multiprocessing_leaves_nothing_behind(app: App) -> None:
+    """It ends by os._exit, as soon as its function returns."""
+    orders = app.log("orders")
+    child = multiprocessing.get_context("fork").Process(target=orders.track, args=("made", "child"))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert data_of(app) == ["child"]
+
+
+def test_a_damaged_file_gives_what_is_whole_and_the_rest_is_set_aside_and_told(
+    app: App, switch: Switched, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[sig.Signal] = []
+    app.listen(heard.extend)
+    switch.down = True
+    for number in range(5):
+        app.log("orders").track("made", number, key="a")
+    app.close()
+    (left,) = spool_files(tmp_path)
+    lines = left.read_bytes().splitlines(keepends=True)
+    left.write_bytes(lines[0] + lines[1].replace(b"made", b"mode") + b"".join(lines[2:4]) + lines[4][:30])
+    app.log("orders").track("made", 5, key="a")
+    wait_until(lambda: data_of(app) == [0, 2, 3, 5])
+    app.close()
+    assert spool_files(tmp_path) == []
+    (aside,) = (tmp_path / "spool").rglob("*.damaged")
+    assert aside.read_bytes() == lines[1].replace(b"made", b"mode") + lines[4][:30] + b"\n"
+    app.runtime.signals.flush(5)
+    assert sum(signal.bytes for signal in heard if isinstance(signal, sig.SpoolDamaged)) == len(lines[1]) + 30
+    assert "damaged; they were set aside" in caplog.text
+
+
+def test_the_first_call_does_not_wait_for_a_store_that_is_being_opened(app: App) -> None:
+    with app.runtime._lock:  # somebody is at it, and the server does not answer
+        tracked = threading.Thread(target=app.log("orders").track, args=("made", 1))
+        tracked.start()
+        tracked.join(10)
+        assert not tracked.is_alive()
+        wait_until(lambda: counts(app)["spooled"] == 1)  # and it does not stay in memory either
+    assert app.log("orders").flush(30)
+    assert data_of(app) == [1]
 
 
 def test_trouble_is_logged_once_in_a_while_not_once_per_event(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -155,6 +156,7 @@ class Tracker:
                 self._make_haul()
                 self._thread = threading.Thread(target=self._loop, name="redrive-tracker", daemon=True)
                 self._thread.start()
+                _settle_with_child()
 
     def _make_haul(self) -> Haul:
         haul = self._haul
@@ -235,6 +237,14 @@ def settle_all() -> None:
     for tracker in list(_all):
         if not tracker.flush():
             tracker.close()
+
+
+def _settle_with_child() -> None:
+    """A process of multiprocessing's ends without its exit handlers; but it has handlers of its own."""
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    parent = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and parent is not None and parent.parent_process() is not None:
+        multiprocessing.Finalize(None, settle_all, exitpriority=100)
 
 
 def _end_all() -> None:

@@ -30,6 +30,7 @@ from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
 from redrive.store.sql import Row, Sql, queries_of
+from redrive.store.sqlite import forking
 from redrive.store.sqlite.connection import (
     BEGIN,
     COMMIT,
@@ -146,6 +147,16 @@ class SqliteStore:
         self._mutex = threading.Lock()
         self._holder: int | None = None
         self._current: SqliteTx | None = None
+        with forking.opening:
+            self._open_writing(path, busy_timeout)
+        self._readers: list[SqliteTx] = []
+        self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
+        self._seen_version = -1
+        self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
+        forking.watch(self)
+        self._writer = None if inline else Writer(self)
+
+    def _open_writing(self, path: str, busy_timeout: float) -> None:
         full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
         self._full = SqliteTx(full)
         self._normal = self._full if path == ":memory:" else SqliteTx(self._open("NORMAL"))
@@ -157,14 +168,12 @@ class SqliteStore:
             full.close()
             self._normal.connection.close()
             raise
-        self._readers: list[SqliteTx] = []
-        self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
-        self._seen_version = -1
-        self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
-        self._writer = None if inline else Writer(self)
 
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
-        return open_connection(self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only)
+        with forking.opening:
+            return open_connection(
+                self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only
+            )
 
     # ------------------------------------------------------------ transactions
 
