@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ from types import FunctionType
 from typing import Any
 
 import click
+import psycopg
 import pytest
 from rich.cells import cell_len
 
 from redrive import App, Ctx, Event, EventError, Tx, no_retry
 from redrive.cli import cli
 from redrive.event import check_id, check_key, check_type
+from redrive.testing.servers import Databases
 
 # Click leaves an input file open when something else on the line is refused; the process ends a moment later.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -105,9 +108,23 @@ def broken(text: str) -> Any:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in which everything has a hostile name and has failed."""
+    """A file in which everything has a hostile name and has failed."""
     path = tmp_path_factory.mktemp("stored") / "shop.db"
-    app = App(str(path))
+    fill(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def stored_on_postgres(postgres: Databases) -> Iterator[str]:
+    """A database with the same in it."""
+    url = postgres.make()
+    fill(url)
+    yield url
+    postgres.drop(url)
+
+
+def fill(store: str) -> None:
+    app = App(store)
     orders = app.log("orders")
 
     @app.projection(orders, name="revenue[bold]漢%s'\"", retry=no_retry)
@@ -135,7 +152,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for letter in desk.letters.heads()[0::5]:
         desk.letters.edit(letter[0].id, {"text": STRINGS["bidi"]}, STRINGS["newlines"])
     app.close()
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -222,16 +238,36 @@ def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[t
 def test_what_is_stored_is_shown_harmlessly_and_told_exactly(
     name: str, which: str, command: Any, request: pytest.FixtureRequest
 ) -> None:
-    store, (more, expected) = request.getfixturevalue(which), LOOKS[name]
+    store = request.getfixturevalue(which)
+    check_look(name, column, command, store, folder=store.parent)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_is_stored_on_postgres_is_shown_and_told_the_same_way(
+    name: str, command: Any, stored_on_postgres: str, tmp_path: Path
+) -> None:
+    def on_server(url: Any, sql: str) -> set[str]:
+        with psycopg.connect(url) as server:
+            rows = server.execute(re.sub(r"\bredrive_(?=[a-z])", "redrive.", sql).encode())
+            return {value for (value,) in rows if value is not None}
+
+    def at_server(folder: Path, line: list[str]) -> Any:
+        return command(folder, line, REDRIVE_STORE=stored_on_postgres)
+
+    check_look(name, on_server, at_server, stored_on_postgres, folder=tmp_path)
+
+
+def check_look(name: str, column: Any, command: Any, store: Any, *, folder: Path) -> None:
+    more, expected = LOOKS[name]
     known = dict(commands())
     assert name in known
     flags = {flag for parameter in known[name].params for flag in parameter.opts}
     more = more if not more or not more[0].startswith("-") or more[0] in flags else []
-    said = command(store.parent, [*name.split(), *more])
+    said = command(folder, [*name.split(), *more])
     assert harmless(said, wide="export" in name, data=name == "export")
     assert said.code in (0, 3), said.err
     if "--json" in flags:
-        said = command(store.parent, [*name.split(), *more, "--json"])
+        said = command(folder, [*name.split(), *more, "--json"])
         assert harmless(said, wide=True)
     told = set(read(said.out)) if "--json" in flags or "export" in name else set()
     for sql in expected if told else []:

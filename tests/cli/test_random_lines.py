@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,19 @@ from random import Random
 from typing import Any
 
 import click
+import psycopg
 import pytest
 from rich.cells import cell_len
 
 from redrive import App
 from redrive.cli import cli
+from redrive.testing.servers import Databases
 
 # Click leaves an input file open when something else on the line is refused; the process ends a moment later.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 LINES, SEEDS, PER_STORE = 5_000, 10, 25
+LINES_ON_POSTGRES = 250
 WIDTH, MESSAGE_MAX = 80, 4_000
 
 # What changes a store on purpose. Everything else only looks: a new command that writes has to be entered here.
@@ -57,7 +61,8 @@ orders, receipts = app.log("orders"), app.log("receipts")
 def revenue(event, tx):
     if event.data["cents"] < 0:
         raise Reject("negative amount")
-    tx.execute("INSERT INTO revenue VALUES (?, ?) ON CONFLICT DO UPDATE SET cents = cents + excluded.cents",
+    tx.execute("INSERT INTO revenue VALUES (?, ?) "
+               "ON CONFLICT (key) DO UPDATE SET cents = revenue.cents + excluded.cents",
                (event.key, event.data["cents"]))
 
 @app.on(orders, start="first", retry=retry(attempts=5, wait="1h", wait_max="2h"))
@@ -100,15 +105,41 @@ class Prepared:
     """A store with everything in it, the program it belongs to, and values that are found in it."""
 
     folder: Path
+    store: str
     values: dict[str, list[str]]
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, command: Any) -> Prepared:
-    """Letters of every state, edits, an audit, a paused subscription, two logs."""
+    """A file."""
     folder = tmp_path_factory.mktemp("prepared")
-    (folder / "shop.py").write_text(SHOP)
-    app = App(str(folder / "shop.db"))
+    prepare(folder, str(folder / "shop.db"), command)
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return Prepared(folder, "shop.db", _values(connection.execute, "shop.db"))
+
+
+@pytest.fixture(scope="module")
+def prepared_on_postgres(
+    tmp_path_factory: pytest.TempPathFactory, command: Any, postgres: Databases
+) -> Iterator[Prepared]:
+    """A database."""
+    folder, url = tmp_path_factory.mktemp("prepared"), postgres.make()
+    prepare(folder, url, command)
+    with psycopg.connect(url) as server:
+        values = _values(lambda sql: server.execute(on_postgres(sql)), url)
+    yield Prepared(folder, url, values)
+    postgres.drop(url)
+
+
+def on_postgres(sql: str) -> bytes:
+    return re.sub(r"\bredrive_(?=[a-z])", "redrive.", sql).encode()
+
+
+def prepare(folder: Path, store: str, command: Any) -> None:
+    """Letters of every state, edits, an audit, a paused subscription, two logs."""
+    (folder / "shop.py").write_text(SHOP.replace("shop.db", store))
+    app = App(store)
     for number in range(60):
         cents = -number if number % 7 == 1 else number
         app.log("orders").append(
@@ -116,9 +147,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, command: Any) -> Prepared
         )
     app.log("orders").append("order.placed", {"cents": -9}, key="schlüssel 漢", headers={"trace": "a-b"}, id="my-id")
     app.close()
-    done = command(folder, ["run", "shop:app", "--until-idle"])
+    done = command(folder, ["run", "shop:app", "--until-idle"], REDRIVE_STORE=store)
     assert done.code == 0, done.err
-    app = App(str(folder / "shop.db"))
+    app = App(store)
     desk = app.operate("ada")
     heads = [letter.id for letter, _ in desk.letters.heads()]
     desk.letters.discard(heads[0], "too old")
@@ -128,15 +159,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, command: Any) -> Prepared
     desk.letters.replay(heads[2:4], "fixed")
     desk.subscriptions.pause("mail", "quiet please")
     app.close()
-    command(folder, ["run", "shop:app", "--until-idle", "--only", "revenue"])
-    with closing(sqlite3.connect(folder / "shop.db")) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return Prepared(folder, _values(connection))
+    command(folder, ["run", "shop:app", "--until-idle", "--only", "revenue"], REDRIVE_STORE=store)
 
 
-def _values(connection: sqlite3.Connection) -> dict[str, list[str]]:
+def _values(execute: Callable[[str], Any], store: str) -> dict[str, list[str]]:
     def column(sql: str) -> list[str]:
-        return [str(value) for (value,) in connection.execute(sql)]
+        return [str(value) for (value,) in execute(sql)]
 
     fingerprints = column("SELECT DISTINCT fingerprint FROM redrive_letters WHERE fingerprint <> ''")
     events = column("SELECT id FROM redrive_events")
@@ -145,7 +173,7 @@ def _values(connection: sqlite3.Connection) -> dict[str, list[str]]:
         "subscription": column("SELECT name FROM redrive_subscriptions"),
         "name": ["other", "revenue", "umsatz"],
         "program": ["shop:app", "shop", "shop:orders", "shop.py", "nothing:app", "json:app", ":", "shop:app.x"],
-        "store": ["shop.db", "shop.db", "shop.db", "none.db", "shop.py", "."],
+        "store": [store, store, store, "none.db", "shop.py", "."],
         "fingerprint": [*fingerprints, *(one[:6] for one in fingerprints)],
         "letter": [*column("SELECT id FROM redrive_letters"), "999999"],
         "event": [*events, *(one[:8] for one in events[:3]), "00000000-0000-7000-8000-000000000000"],
@@ -328,35 +356,90 @@ class Spy:
         return list(self.connection.iterdump())
 
 
+class ServerSpy:
+    """The same for a database."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg.connect(url, autocommit=True)
+        self.version, self.rows = self._version(), self._dump()
+
+    def changed(self) -> bool:
+        """Has anything in it changed since the last look?"""
+        version = self._version()
+        if version == self.version:
+            return False
+        before, self.version, self.rows = self.rows, version, self._dump()
+        return before != self.rows
+
+    def _version(self) -> Any:
+        """Where the server writes next: if that has not moved, nobody wrote anything."""
+        return self.connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+
+    def _dump(self) -> list[Any]:
+        tables = (
+            "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname IN ('public', 'redrive')"
+        )
+        names = sorted(name for (name,) in self.connection.execute(tables))
+        return [(name, sorted(map(repr, self.connection.execute(f"SELECT * FROM {name}".encode())))) for name in names]
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_line_breaks_anything(seed: int, prepared: Prepared, command: Any, tmp_path: Path) -> None:
     lines, stdins, complaints = Lines(seed, prepared.values), Random(seed + 1000), []
     for number in range(LINES // SEEDS // PER_STORE):
-        folder = tmp_path / "a" / "b" / str(number)  # "../.." stays ours
-        folder.mkdir(parents=True)
-        for name in ("shop.py", "shop.db"):
-            (folder / name).write_bytes((prepared.folder / name).read_bytes())
-        (folder / "data.json").write_text('{"cents": 7}')
-        spy = Spy(folder / "shop.db")
-        before: list[list[str]] = []
-        for _ in range(PER_STORE):
-            line = lines.line()
-            said = command(folder, line, stdin=stdins.choice([b"", b"", b'{"cents": 3}\n', b"\xff\x00\n", None]))
-            before.append(line)
-            try:
-                wrong = complaint(line, said, spy.changed())
-            except sqlite3.DatabaseError as error:
-                wrong = f"a broken store: {error}"
-            if wrong:
-                complaints.append(f"{wrong}\n{_short(line)}\n{str(said)[:1000]}\nafter {[*map(_short, before)][-4:-1]}")
-            if wrong.startswith("a broken store"):
-                break
-        spy.connection.close()
-        said = command(folder, ["verify", "--store", "shop.db"])
-        if said.code != 0:
-            complaints.append(f"not sound after {[*map(_short, before)]}\n{said}")
+        folder = folder_of(prepared, tmp_path, number)
+        (folder / "shop.db").write_bytes((prepared.folder / "shop.db").read_bytes())
+        store = folder / "shop.db"
+        complaints += complaints_about(folder, str(store), Spy(store), lines, stdins, command)
     gc.collect()  # files that click left open are noticed here, not in somebody else's test
     assert not complaints, f"{len(complaints)} lines\n\n" + "\n\n".join(complaints[:10])
+
+
+def test_no_line_breaks_anything_on_postgres(
+    prepared_on_postgres: Prepared, command: Any, tmp_path: Path, postgres: Databases
+) -> None:
+    """Fewer of them: what the lines are made of is the same, what they meet is another store."""
+    complaints, stdins = [], Random(1)
+    for number in range(LINES_ON_POSTGRES // PER_STORE):
+        url = postgres.make(template=prepared_on_postgres.store)
+        values = {**prepared_on_postgres.values, "store": [url, url, url, "none.db", "shop.py", "."]}
+        folder = folder_of(prepared_on_postgres, tmp_path, number)
+        (folder / "shop.py").write_text(SHOP.replace("shop.db", url))
+        complaints += complaints_about(folder, url, ServerSpy(url), Lines(number, values), stdins, command)
+        postgres.drop(url)
+    gc.collect()
+    assert not complaints, f"{len(complaints)} lines\n\n" + "\n\n".join(complaints[:10])
+
+
+def folder_of(prepared: Prepared, tmp_path: Path, number: int) -> Path:
+    folder = tmp_path / "a" / "b" / str(number)  # "../.." stays ours
+    folder.mkdir(parents=True)
+    (folder / "shop.py").write_bytes((prepared.folder / "shop.py").read_bytes())
+    (folder / "data.json").write_text('{"cents": 7}')
+    return folder
+
+
+def complaints_about(
+    folder: Path, store: str, spy: Spy | ServerSpy, lines: Lines, stdins: Random, command: Any
+) -> Iterator[str]:
+    """What is wrong with the answers to some lines, one after the other on one store."""
+    before: list[list[str]] = []
+    for _ in range(PER_STORE):
+        line, stdin = lines.line(), stdins.choice([b"", b"", b'{"cents": 3}\n', b"\xff\x00\n", None])
+        said = command(folder, line, stdin=stdin, REDRIVE_STORE=store)
+        before.append(line)
+        try:
+            wrong = complaint(line, said, spy.changed())
+        except sqlite3.DatabaseError as error:
+            wrong = f"a broken store: {error}"
+        if wrong:
+            yield f"{wrong}\n{_short(line)}\n{str(said)[:1000]}\nafter {[*map(_short, before)][-4:-1]}"
+        if wrong.startswith("a broken store"):
+            break
+    spy.connection.close()
+    said = command(folder, ["verify", "--store", store])
+    if said.code != 0:
+        yield f"not sound after {[*map(_short, before)]}\n{said}"
 
 
 def _short(line: list[str]) -> list[str]:

@@ -42,7 +42,7 @@ def balances(event, tx):
                "excluded.cents, last = excluded.last WHERE excluded.last > balances.last",
                (event.key, cents, data["number"]))
 """
-BAD = {"sqlite": (2600, 400), "postgres": (390, 60)}  # how many accounts begin with each kind of bad payment
+BAD = {"sqlite": (2600, 400), "postgres": (180, 30)}  # how many accounts begin with each kind of bad payment
 EACH = 3  # payments per account
 
 
@@ -183,7 +183,7 @@ def test_from_the_first_look_to_the_proof(night: Night) -> None:
     first_usd = night.json("dlq", "list", *of_usd, "--limit", "1")[0]["id"]
     assert night.redrive("dlq", "replay", str(first_usd), "--wait") == "operation 1: 1 selected = 1 applied\n"
     replay = night.start("dlq", "replay", *of_usd, "--rate", night.rate, "--wait", "--yes", "--reason", "usd supported")
-    night.until(APPLIED, 100)
+    night.until(APPLIED, night.usd // 20)
     replay.kill()
     replay.communicate(timeout=30)
     worker.kill()
