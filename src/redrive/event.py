@@ -37,7 +37,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HEADERS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
 
-class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
+class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, gc=False):  # nothing in it refers back to it
     """One stored event; `Event[OrderPlaced]` when its data is typed, `Event[Any]` when it is plain JSON.
 
     The arguments are a row of the store, in its order, and the registry that decodes the data.

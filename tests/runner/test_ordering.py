@@ -263,6 +263,22 @@ def test_without_concurrency_one_event_runs_at_a_time(app: App, harness: Harness
     assert trace == ["begin", "end"] * 3
 
 
+def test_a_quick_event_does_not_wait_for_a_slow_neighbour_to_be_settled(app: App, harness: Harness) -> None:
+    seen = []
+
+    @app.on(app.log("orders"), start="first")
+    async def charge(event, ctx):
+        await asyncio.sleep(1 if event.key == "b" else 0.001)
+        if event.key == "b":
+            seen.extend(harness.emitted("receipts"))
+        else:
+            ctx.emit(app.log("receipts"), "sent")
+
+    append(harness, "a1", "b1")
+    harness.run_until_idle()
+    assert seen == [("sent", None)]
+
+
 def test_a_key_stays_busy_until_its_settling_is_committed(app: App, harness: Harness) -> None:
     """The second event of a key must see the first one's state, however fast it comes."""
     seen = []

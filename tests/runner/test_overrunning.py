@@ -205,6 +205,23 @@ def test_threads_run_different_keys_side_by_side(threads: Threads) -> None:
     assert sorted(done) == ["a", "b", "c"]
 
 
+def test_a_quick_event_does_not_wait_for_a_slow_thread_to_be_settled(threads: Threads) -> None:
+    app, in_time = threads.app, []
+
+    @app.on(app.log("orders"), start="first")
+    def charge(event, ctx):
+        if event.key == "a":
+            threads.release.wait(0.05)  # nobody sets it: the coordinator rests when this is over
+        else:
+            with threads.changed:  # not as long as a third of the lease: renewing it would wake the coordinator, too
+                in_time.append(threads.changed.wait_for(lambda: bool(threads.of(sig.Settled)), timeout=2))
+
+    for key in "ab":
+        app.log("orders").append("order.placed", key=key)
+    app.run(until_idle=True)
+    assert in_time == [True]
+
+
 def test_stopping_waits_for_a_running_thread_and_settles_its_event(threads: Threads) -> None:
     app, begun = threads.app, threading.Event()
 

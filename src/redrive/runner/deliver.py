@@ -17,7 +17,7 @@ from redrive.runner.call import outcome_of
 from redrive.runner.duty import Work
 from redrive.runner.loop import HandlerLoop
 from redrive.runner.probe import Prober
-from redrive.runner.staff import SETTLE_AFTER, SETTLE_AT, Employer, Staff, TaskStaff
+from redrive.runner.staff import SETTLE_AT, Employer, Staff, TaskStaff
 from redrive.sinks.port import Sink, SomeFailed
 
 
@@ -50,7 +50,7 @@ class Couriers(TaskStaff):
         self.sink: Sink = sink
         self._waiting: asyncio.TimerHandle | None = None
 
-    def _come(self, count: int) -> None:
+    def wake(self, count: int) -> None:
         """There is work; a sink that likes its lists full may have it wait for company."""
         if count >= self.sink.batch_max or not self.sink.batch_wait:
             self._start(count)
@@ -62,7 +62,7 @@ class Couriers(TaskStaff):
             self._waiting.cancel()
             self._waiting = None
         lists = -(-max(count, len(self.desk.ready)) // self.sink.batch_max)
-        super()._come(lists)
+        super().wake(lists)
 
     async def _work(self) -> None:
         """List after list until nothing is ready; started again when there is."""
@@ -75,7 +75,7 @@ class Couriers(TaskStaff):
             for work in [work for work, task in running.items() if task is me]:
                 del running[work]
             raise
-        self._ring()
+        self._call()
 
     def _take(self, task: Any) -> list[Work]:
         """The next events for one call of the sink."""
@@ -119,10 +119,10 @@ class Couriers(TaskStaff):
         failed_lanes: set[str] = set()
         for at, work in enumerate(works):
             self._put_down(work, errors.get(at), failed_lanes)
-        now = self._clock()
-        if now - self._heard_at >= SETTLE_AFTER or len(self.desk.outbox) >= SETTLE_AT:
-            self._heard_at = now
-            self._ring()
+        if len(self.desk.outbox) >= SETTLE_AT:
+            self._call()
+        elif self.desk.ready:
+            self._begin_waiting()
         await asyncio.sleep(0)
 
     async def _send_each(self, works: Sequence[Work]) -> dict[int, BaseException]:
@@ -150,7 +150,7 @@ class Couriers(TaskStaff):
         self.desk.outbox.append(work)
         gate = self.loop.work.gate
         if gate is not None and gate.called(work):
-            self._heard_at = 0.0  # it is time to settle: the breaker wants to know
+            self._call()  # the breaker wants to know
 
     async def _send(self, works: Sequence[Work]) -> dict[int, BaseException]:
         """What was raised for which of them; nothing, if all arrived."""

@@ -21,6 +21,7 @@ from redrive.runner.wake import Wake
 SETTLE_AT = 1000  # outcomes worth a commit of their own while there is more to call
 SETTLE_AFTER = 0.01  # seconds an outcome may wait for company
 YIELD_EVERY = 250  # calls between two turns of the event loop: others want to run too; SETTLE_AT is a multiple
+YIELD_AFTER = 0.01  # seconds between two of them, if calls take longer
 
 
 class Employer(Protocol):
@@ -39,7 +40,8 @@ class Staff:
         self.loop, self.desk, self.size = loop, loop.work.desk, size
         duty = loop.work.duty
         self._clock = duty.engine.env.clock.monotonic
-        self._heard_at = 0.0  # since when no outcome can have waited
+        self._loop = asyncio.get_running_loop()
+        self._alarm: asyncio.TimerHandle | None = None  # rings when the first of the outcomes has waited long enough
         subscription = duty.subscription
         self._is_timed = subscription.timeout is not None
         self._function: Callable[..., Any] = subscription.function
@@ -48,11 +50,6 @@ class Staff:
 
     def wake(self, count: int) -> None:
         """There is work."""
-        if not self.desk.outbox:
-            self._heard_at = self._clock()
-        self._come(count)
-
-    def _come(self, count: int) -> None:
         raise AssertionError
 
     def interrupt(self, work: Work) -> None:
@@ -60,10 +57,28 @@ class Staff:
 
     async def close(self) -> None:
         """Nobody works any more."""
+        self._silence()
 
-    def _ring(self) -> None:
+    def _begin_waiting(self) -> None:
+        """An outcome waits for company, but not for long: the next call may take hours."""
+        raise AssertionError
+
+    def _call(self) -> None:
         """The coordinator is to settle what is done."""
         raise AssertionError
+
+    def _set_alarm(self) -> None:
+        if self._alarm is None:
+            self._alarm = self._loop.call_later(SETTLE_AFTER, self._ring)
+
+    def _ring(self) -> None:
+        self._silence()
+        self.loop.wake.ring()
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def works(self, task: Any = None) -> Iterator[Work | None]:
         """Works to be called, while the loop wants any done: each is finished when the next is asked for.
@@ -74,7 +89,7 @@ class Staff:
         loop, clock, is_timed = self.loop, self._clock, self._is_timed
         prepare, called = loop.work.prepare, loop.work.called
         ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
-        gate = loop.work.gate
+        gate, turn_began = loop.work.gate, clock()
         while not loop.stopping:
             try:
                 work = ready.popleft() if gate is None else gate.pass_one(ready)
@@ -92,13 +107,15 @@ class Staff:
             outbox.append(work)
             del running[work]
             if gate is not None and gate.called(work):
-                self._heard_at = 0.0  # it is time to settle: the breaker wants to know
-            now, done = clock(), len(outbox)
-            if now - self._heard_at >= SETTLE_AFTER or not done % YIELD_EVERY:
-                if now - self._heard_at >= SETTLE_AFTER or done >= SETTLE_AT:
-                    self._heard_at = now
-                    self._ring()
+                self._call()  # the breaker wants to know
+            done = len(outbox)
+            if done <= self.size and ready:  # the first of as many as may put one there at this moment
+                self._begin_waiting()
+            if not done % YIELD_EVERY or clock() - turn_began >= YIELD_AFTER:
+                if done >= SETTLE_AT:
+                    self._call()
                 yield None
+                turn_began = clock()
 
 
 class TaskStaff(Staff):
@@ -108,10 +125,10 @@ class TaskStaff(Staff):
         super().__init__(loop, size)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _come(self, count: int) -> None:
+    def wake(self, count: int) -> None:
         missing = min(count, self.size - len(self._tasks))
         for _ in range(missing):
-            task = asyncio.get_running_loop().create_task(self._work())
+            task = self._loop.create_task(self._work())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -125,14 +142,17 @@ class TaskStaff(Staff):
             for work in [work for work, task in running.items() if task is me]:
                 del running[work]
             raise
-        self._ring()
+        self._call()
 
     async def _inline(self, event: Any, ctx: Any) -> None:
         """A plain function on the event loop: where there are no threads."""
         self._function(event, ctx)
 
-    def _ring(self) -> None:
-        self.loop.wake.ring()
+    def _begin_waiting(self) -> None:
+        self._set_alarm()
+
+    def _call(self) -> None:
+        self._ring()
 
     def interrupt(self, work: Work) -> None:
         task = self.desk.running.get(work)
@@ -140,6 +160,7 @@ class TaskStaff(Staff):
             task.cancel()
 
     async def close(self) -> None:
+        await super().close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -151,12 +172,11 @@ class ThreadStaff(Staff):
 
     def __init__(self, loop: Employer, size: int) -> None:
         super().__init__(loop, size)
-        self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work; False: go home
-        self._rung = False
+        self._called = False
         self._threads: list[threading.Thread] = []
 
-    def _come(self, count: int) -> None:
+    def wake(self, count: int) -> None:
         wanted = min(count, self.size)
         while len(self._threads) < wanted:
             name = f"redrive {self.loop.work.duty.subscription.name} {len(self._threads)}"
@@ -169,23 +189,29 @@ class ThreadStaff(Staff):
     def _run(self) -> None:
         while self._calls.get():
             attempt_all(self._function, self.works())
-            self._ring()
+            self._call()
 
-    def _ring(self) -> None:
-        if self._rung:
-            return
-        self._rung = True
+    def _begin_waiting(self) -> None:
+        self._tell(self._set_alarm)
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            self._tell(self._hear)
+
+    def _hear(self) -> None:
+        self._called = False
+        self._ring()
+
+    def _tell(self, what: Callable[[], None]) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._heard)
+            self._loop.call_soon_threadsafe(what)
         except RuntimeError:  # the event loop is closed: the process ends
             return
 
-    def _heard(self) -> None:
-        self._rung = False
-        self.loop.wake.ring()
-
     async def close(self) -> None:
         """Wait for those that still run: their keys are busy, and nobody may take the events up before."""
+        await super().close()
         for _ in self._threads:
             self._calls.put(False)
         while any(thread.is_alive() for thread in self._threads) and not self.loop.abandoned:  # noqa: ASYNC110
