@@ -93,7 +93,7 @@ class Story:
 
     async def _settled(self, servers: dict[str, HttpServer]) -> None:
         until = time.monotonic() + self.patience
-        while time.monotonic() < until and any(len(ids(server)) < self.sent for server in servers.values()):
+        while time.monotonic() < until and any(len(ids(server)) < self.sent for server in servers.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     def _look(self, app: App, servers: dict[str, HttpServer], began: float, back_at: float) -> None:
@@ -167,7 +167,8 @@ def main() -> None:
         asyncio.run(story.run(Path(folder)))
     print(picture(story))
     print(
-        f"\n{story.sent} events; the healthy sinks were at most {max(story.lag['crm'], story.lag['search']):.2f} s behind."
+        f"\n{story.sent} events; the healthy sinks were at most "
+        f"{max(story.lag['crm'], story.lag['search']):.2f} s behind."
     )
     print(
         f"warehouse was down for {story.down_for:.0f} s, met at most {story.peak} requests a second when it was back,"

@@ -42,7 +42,9 @@ def test_who_waits_as_long_as_told_is_granted_one_and_never_gets_more_than_wante
         now += pause
         granted, state, wait = limit.take(state, now, wanted)
         assert 0 <= granted <= wanted
-        assert (wait == 0.0) if granted == wanted else (0.0 <= wait <= 1 / limit.rate + 1e-6)
+        assert (
+            (wait == 0.0) if granted == wanted else (0.0 <= wait <= 1.01 / limit.rate + 1e-6)
+        )  # one that was nearly there is paid for in full
         if granted < wanted:
             now += wait
             again, state, _ = limit.take(state, now, 1)

@@ -1022,7 +1022,7 @@ WHERE name = :name
 INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING
 
 -- name: probes_in_flight
-SELECT coalesce(sum(p.n), 0) FROM redrive_probes p
+SELECT CAST(coalesce(sum(p.n), 0) AS bigint) FROM redrive_probes p
 JOIN redrive_progress m ON m.member = p.member AND m.epoch = p.epoch
 WHERE p.breaker = :breaker AND p.until > :now
 
