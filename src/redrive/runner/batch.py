@@ -47,8 +47,8 @@ class Span:
     end: int  # index of the first row behind it
     failed: Work | None = None  # the event at `end`, if it failed
 
-    def cut(self, failed: Work, end: int) -> None:
-        """This one failed: only what lies before it stays."""
-        self.run = [event for event in self.run if event.position < failed.position]
-        self.follow = [work for work in self.follow if work.position < failed.position]
-        self.failed, self.end = failed, end
+    def cut(self, last: int, end: int) -> None:
+        """Nothing behind this position was called: it comes round again."""
+        self.run = [event for event in self.run if event.position <= last]
+        self.follow = [work for work in self.follow if work.position < last]
+        self.failed, self.end = None, end

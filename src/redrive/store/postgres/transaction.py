@@ -35,7 +35,6 @@ class PostgresTx:
         self.connection = connection
         self._control = psycopg.Cursor(connection)
         self._pipe = connection.pipe = Pipe(connection)
-        self._hasty = False  # functions run whose statements need not wait
         self.sql: Sql = PostgresSql(connection)
         self.logs = Logs(self.sql, NoSpans(self.sql))
         self.progress = Progress(self.sql)
@@ -47,7 +46,8 @@ class PostgresTx:
         """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""
         statement = _allowed(translated(sql, params))
         values = statement.bind(params)
-        if self._hasty and statement.quiet and (sent := self._pipe.send(statement.text, values)) is not None:
+        take = self._pipe.take
+        if take is not None and statement.quiet and (sent := take(statement.text, values)) is not None:
             return sent
         return RawNoting(self.connection).execute(statement.text, values)
 
@@ -61,6 +61,34 @@ class PostgresTx:
 
     def checked(self, function: Function) -> Function:
         """After an error the server refuses whatever follows: one that was passed over fails the call that made it."""
+        pipe, call = self._pipe, self._watched(function)
+
+        def patient(subject: Any, tx: Any) -> None:
+            pipe.begin_asking()
+            try:
+                call(subject, tx)
+            finally:
+                pipe.take = None
+
+        return patient
+
+    def pipelined(self, function: Function) -> Function:
+        """The same for a function whose statements are sent without waiting for each, until `answers`."""
+        pipe, call = self._pipe, self._watched(function)
+        pipe.begin()
+
+        def hasty(subject: Any, tx: Any) -> None:
+            pipe.begin_call()
+            try:
+                call(subject, tx)
+            except BaseException:
+                pipe.take_back()
+                raise
+            pipe.end_call()
+
+        return hasty
+
+    def _watched(self, function: Function) -> Function:
         pgconn = self.connection.pgconn
 
         def call(subject: Any, tx: Any) -> None:
@@ -70,21 +98,18 @@ class PostgresTx:
 
         return call
 
-    def pipelined(self, function: Function) -> Function:
-        """The same for a function whose statements are sent without waiting for each, until `answers`."""
-        pipe, call = self._pipe, self.checked(function)
-        pipe.begin()
-        self._hasty = True
+    @property
+    def calls(self) -> int:
+        """How many calls were made of what `pipelined` gave last."""
+        return self._pipe.calls
 
-        def hasty(subject: Any, tx: Any) -> None:
-            pipe.calls += 1
-            call(subject, tx)
-
-        return hasty
+    @property
+    def is_undone(self) -> bool:
+        """Nothing is left of the last call, which raised."""
+        return self._pipe.is_undone
 
     def answers(self) -> int | None:
         """Wait for what was sent; the number of the call whose statement failed, counted from 0."""
-        self._hasty = False
         self._pipe.drain()
         self._pipe.raise_if_the_world()
         return None if self._pipe.failed is None else self._pipe.failed.call
@@ -101,7 +126,15 @@ class PostgresTx:
 
     def control(self, statement: str) -> str:
         """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
-        self._control.execute(statement.encode())
+        connection = self.connection
+        kept, connection.prepare_threshold = (
+            connection.prepare_threshold,
+            None,
+        )  # else ROLLBACK costs all plans, ours too
+        try:
+            self._control.execute(statement.encode())
+        finally:
+            connection.prepare_threshold = kept
         return self._control.statusmessage or ""
 
     def savepoint(self) -> None:
@@ -145,7 +178,8 @@ class PostgresTx:
     def rollback(self) -> None:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
         self.logs.forget()
-        self.connection.trouble, self._hasty, self._pipe.failed = None, False, None
+        self.connection.trouble = None
+        self._pipe.forget()
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
             return
         try:
@@ -156,7 +190,7 @@ class PostgresTx:
         except psycopg.Error:
             self.connection.close()
         finally:
-            self._pipe.failed = None
+            self._pipe.forget()
 
 
 def _allowed(statement: Statement) -> Statement:
