@@ -243,6 +243,84 @@ def test_a_late_error_costs_one_batch_and_then_one_stride(app: App, harness: Har
     assert sum(calls.values()) <= 2 * 600 + 6 * (2 * STRIDE_MAX + UNANSWERED_MAX)
 
 
+def test_a_call_that_raises_is_taken_back_and_nobody_else_is_called_again(app: App, harness: Harness) -> None:
+    calls: Counter[int] = Counter()
+
+    @app.projection(app.log("orders"), tables=SEEN, order="none", retry=retry(attempts=3, wait="0s", wait_max="0s"))
+    def project(event: Any, tx: Any) -> None:
+        n = event.data + 100
+        calls[n] += 1
+        tx.execute("INSERT INTO seen VALUES (?)", (n,))
+        if n % 40 == 20:
+            raise ValueError(n)
+
+    fill(harness)
+    harness.run_until_idle()
+    bad = [n for n in range(100, 100 + EVENTS) if n % 40 == 20]
+    assert seen(harness) == [n for n in range(100, 100 + EVENTS) if n not in bad]
+    assert [(letter.position + 99, letter.attempts) for letter in harness.letters("dead")] == [(n, 3) for n in bad]
+    assert {n: count for n, count in calls.items() if count != 1} == dict.fromkeys(bad, 3)
+
+
+@pytest.mark.parametrize("by", ["a question", "many statements", "the connection"])
+def test_a_call_of_which_something_was_sent_before_it_raised_is_undone(app: App, harness: Harness, by: str) -> None:
+    @app.projection(app.log("orders"), tables=SEEN, order="none", retry=retry(attempts=2, wait="0s", wait_max="0s"))
+    def project(event: Any, tx: Any) -> None:
+        n = 1000 * (event.data + 1)
+        if by == "the connection":
+            tx.connection.execute("INSERT INTO seen VALUES (%s)", (n,))
+        else:
+            tx.execute("INSERT INTO seen VALUES (?)", (n,))
+        if by == "a question":
+            assert tx.execute("UPDATE seen SET n = n WHERE n = ?", (n,)).rowcount == 1
+        elif by == "many statements":
+            for more in range(1, 2 * UNANSWERED_MAX):
+                tx.execute("INSERT INTO seen VALUES (?)", (n + more,))
+        if event.data in (3, 4, 9):
+            raise ValueError(event.data)
+
+    fill(harness, 12)
+    harness.run_until_idle()
+    assert [n // 1000 - 1 for n in seen(harness) if n % 1000 == 0] == [0, 1, 2, 5, 6, 7, 8, 10, 11]
+    assert {n // 1000 - 1 for n in seen(harness)}.isdisjoint({3, 4, 9})
+    assert [(letter.position - 1, letter.attempts) for letter in harness.letters("dead")] == [(3, 2), (4, 2), (9, 2)]
+
+
+def test_a_statement_that_fails_in_a_later_attempt_is_told_as_that_attempts_failure(app: App, harness: Harness) -> None:
+    tries: Counter[int] = Counter()
+
+    @app.projection(app.log("orders"), tables=SEEN, order="none", retry=retry(attempts=2, wait="0s", wait_max="0s"))
+    def project(event: Any, tx: Any) -> None:
+        n = event.data
+        tries[n] += 1
+        tx.execute("INSERT INTO seen VALUES (?)", (13 if n == 20 and tries[n] > 1 else n + 100,))
+        if n in (10, 20, 30):
+            raise ValueError(n)
+
+    fill(harness, 40)
+    harness.run_until_idle()
+    assert seen(harness) == [n + 100 for n in range(40) if n not in (10, 20, 30)]
+    dead = {letter.position - 1: (letter.attempts, letter.error_type) for letter in harness.letters("dead")}
+    assert dead == {10: (2, "ValueError"), 20: (2, "psycopg.errors.CheckViolation"), 30: (2, "ValueError")}
+
+
+def test_one_that_succeeds_at_the_second_attempt_is_applied_in_its_place(app: App, harness: Harness) -> None:
+    tried: set[int] = set()
+
+    @app.projection(app.log("orders"), tables={"seen": "n INTEGER, at SERIAL"}, order="none",
+                    retry=retry(attempts=2, wait="0s", wait_max="0s"))  # fmt: skip
+    def project(event: Any, tx: Any) -> None:
+        tx.execute("INSERT INTO seen (n) VALUES (?)", (event.data,))
+        if event.data % 10 == 5 and event.data not in tried:
+            tried.add(event.data)
+            raise ValueError(event.data)
+
+    fill(harness, 40)
+    harness.run_until_idle()
+    assert [n for (n,) in harness.query("SELECT n FROM seen ORDER BY at")] == list(range(40))
+    assert [letter.position - 1 for letter in harness.letters("applied")] == [5, 15, 25, 35]
+
+
 def test_a_list_whose_statement_fails_late_is_run_one_by_one(app: App, harness: Harness) -> None:
     @app.projection(app.log("orders"), tables=SEEN, batch=True, order="none", retry=retry(attempts=1))
     def project(events: Any, tx: Any) -> None:

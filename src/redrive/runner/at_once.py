@@ -19,7 +19,8 @@ from redrive.store.port import StoreTx
 def try_at_once(duty: Duty, tx: StoreTx, work: Work, call: Callable[[Work], bool], late: Callable[[], bool]) -> Action:
     """What is to be done about a failed event, after those of its attempts that do not have to wait.
 
-    When it is late, or the next attempt is not to count, that one is left to the letter.
+    `call` undoes what it did if that fails. When it is late, or the next attempt is not to count, that one is left to
+    the letter.
     """
     action = decision(duty, work)
     if not _is_due(work, action):
@@ -30,11 +31,7 @@ def try_at_once(duty: Duty, tx: StoreTx, work: Work, call: Callable[[Work], bool
         tried = Tried(work.attempt, action, work.outcome)
         work.event.forget()  # the function must not see its own changes
         work.attempt, work.outcome = work.attempt + 1, None
-        if call(work):
-            following: Action = act.COMMIT
-        else:
-            tx.undo()
-            following = decision(duty, work)
+        following = act.COMMIT if call(work) else decision(duty, work)
         if isinstance(following, act.Rerun | act.Defer | act.Halt):
             work.attempt, work.outcome = tried.attempt, tried.outcome
             break

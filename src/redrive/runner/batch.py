@@ -11,10 +11,6 @@ from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
 
-class OneFailed(Exception):
-    """One of a batch that ran without savepoints failed: its position, and what it raised, if that is known."""
-
-
 class Nothing(Exception):
     """A full lane, a re-run to wait for: roll back, because even an empty commit wakes whoever watches the file."""
 
@@ -60,11 +56,11 @@ class Span:
     end: int  # index of the first row behind it
     failed: Work | None = None  # the event at `end`, if it failed
 
-    def cut(self, failed: Work, end: int) -> None:
-        """This one failed: only what lies before it stays."""
-        self.run = [event for event in self.run if event.position < failed.position]
-        self.follow = [work for work in self.follow if work.position < failed.position]
-        self.failed, self.end = failed, end
+    def cut(self, last: int, end: int) -> None:
+        """Nothing behind this position was called: it comes round again."""
+        self.run = [event for event in self.run if event.position <= last]
+        self.follow = [work for work in self.follow if work.position < last]
+        self.failed, self.end = None, end
 
 
 def next_batch(duty: Duty, tx: StoreTx) -> Batch:

@@ -1,38 +1,39 @@
-"""Projections: whole batches inside one transaction, the failing event isolated by re-running its stride.
+"""Projections: whole batches inside one transaction, the failing event taken back or isolated by re-running its stride.
 
 Functions touch nothing but the transaction, so running them again is harmless. A batch runs without
-any savepoint first; after a failure, batches run in strides of a few events for a while, each behind a
-savepoint, which bounds what the next failure costs. All of it runs where writing happens.
+any savepoint first; after a failure that could not be taken back, batches run in strides of a few events
+for a while, each behind a savepoint, which bounds what the next one costs. All of it runs where writing happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from redrive.context import SAME_KEY, Escalate, Tx
-from redrive.errors import CommitRefused, RedriveError, StoreError, UsageError
+from redrive.context import Escalate, Tx
+from redrive.errors import CommitRefused, RedriveError
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.policy import action as act
-from redrive.policy import outcome as out
 from redrive.policy.action import Action
 from redrive.policy.lanes import Head
-from redrive.policy.outcome import Outcome
 from redrive.runner.at_once import try_at_once
-from redrive.runner.batch import Batch, Nothing, OneFailed, Span, Turn, next_batch
-from redrive.runner.call import attempt, attempt_each, attempt_rows, outcome_of
+from redrive.runner.batch import Batch, Nothing, Span, Turn, next_batch
+from redrive.runner.call import attempt
+from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision, tell
-from redrive.runner.strides import Pace, attempt_strides, isolate, never
-from redrive.store.port import Function, StoreTx
+from redrive.runner.strides import OneFailed, Pace, attempt_all, isolate
+from redrive.runner.sweep import Events, Rows
+from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
-STRIDES_AFTER_FAILURE = 100  # batches; where one event failed, others will
 TURNS_TIME_MAX = 0.03  # seconds; a lease, a stop and a signal want to be looked at in between
 LETTERS_MAX = 500  # lanes retried per transaction
+
+Failed = list[tuple[Work, Action]]
 
 
 class Projector:
@@ -40,20 +41,9 @@ class Projector:
 
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
-        self._reruns: dict[int, int] = {}
-        self._emitted: Event[Any] | None = None  # the event of the last emission in this run, and its number
-        self._ordinal = 0
-        self._settling: Settling | None = None
-        self._strict = False  # a commit was refused: which event broke the constraint is to be found
-        self._in_strides = 0  # batches left to run in strides, because one failed lately
+        self._caller = Caller(duty)
         self._pace = Pace()
         self._untold: list[Settling] = []  # committed, with dead letters in it that are not durable yet
-        self._escalating = False  # an emission asked for the durable connection
-        function, arguments = duty.subscription.function, duty.subscription.arguments
-        self._function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
-        self._callee: Function = self._function  # for one event
-        if duty.subscription.batch:
-            self._callee = lambda event, tx: self._function([event], tx)
 
     def turns(self, stopping: Callable[[], bool]) -> Turn:
         """Turn after turn while there is a backlog and nobody else wants to write: one hop for many batches.
@@ -104,25 +94,21 @@ class Projector:
             self._with_escalation(run)
             return
         except CommitRefused:
-            self._strict, self._in_strides = True, STRIDES_AFTER_FAILURE
+            self._caller.is_strict = True
+            self._pace.be_wary()
         turn.forget()
         try:
             self._with_escalation(run)
         finally:
-            self._strict = False
+            self._caller.is_strict = False
 
     def _with_escalation(self, run: Callable[[], None]) -> None:
         """An emission on the connection that may lose its last commits: once more, durably, and so from now on."""
         try:
             run()
         except Escalate:
-            self.duty.durable, self._escalating = True, False
+            self.duty.durable, self._caller.is_escalating = True, False
             run()
-
-    def _escalate_if_swallowed(self) -> None:
-        """A function that catches everything caught our own signal, too: its emission is still to be made."""
-        if self._escalating:
-            raise Escalate
 
     # ------------------------------------------------------------ intake
 
@@ -136,7 +122,10 @@ class Projector:
             self._commit(batch, turn)
             return
         except OneFailed as failed:  # of many that ran without a savepoint: all of it again, in strides
-            batch.failed = failed.args or None
+            self._pace.be_wary()
+            if failed.args:
+                row, error = failed.args
+                batch.failed = row[0], error
         self._commit(batch, turn)  # out here: what a function raises now must not seem to be caused by our own signal
 
     def _commit(self, batch: Batch, turn: Turn) -> None:
@@ -144,7 +133,7 @@ class Projector:
         duty = self.duty
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
-            settling = self._settling = Settling(tx, duty, gathers=True)
+            settling = self._caller.settling = Settling(tx, duty, gathers=True)
             hit("batch.fenced")
             if settling.paused:
                 duty.paused = True
@@ -158,7 +147,7 @@ class Projector:
                 last = batch.rows[ran - 1][0] if ran else duty.window.position
             if last == duty.window.position:
                 raise Nothing
-            self._escalate_if_swallowed()
+            self._caller.escalate_if_swallowed()
             settling.finish(last, (row[0] for row in batch.rows[:ran]))
             hit("batch.before_commit")
         hit("batch.committed")
@@ -178,88 +167,57 @@ class Projector:
     def _apply(self, tx: StoreTx, settling: Settling, batch: Batch, turn: Turn, started: float) -> int:
         """Run the functions; returns how many rows have their fate written."""
         duty = self.duty
-        if duty.subscription.batch and not self._strict and self._apply_list(tx, settling, batch):
+        if duty.subscription.batch and not self._caller.is_strict and self._apply_list(tx, settling, batch):
             return len(batch.rows)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
-        user, done = Tx(tx, self._emit), 0
+        user, done = self._caller.user(tx), 0
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
+        at_once = plain and self._pace.next_batch()
 
         def late() -> bool:
             return clock.monotonic() - started > limit
 
-        if plain and self._in_strides == 0:
-            return self._apply_at_once(settling, batch, user, late)
-        self._in_strides = max(0, self._in_strides - 1)
         while done < len(batch.rows) and not turn.lane_full:
             if plain and not settling.parking:
-                done, failed = self._run_strides(tx, settling, batch, user, done, late)
+                done, failed = self._run_rows(tx, settling, batch, user, done, late, at_once=at_once)
             else:
-                done, failed = self._run_span(tx, settling, batch, user, done, turn)
-            if failed is not None:
-                self._pace.failed()
-                self._in_strides = STRIDES_AFTER_FAILURE
-                action = try_at_once(duty, tx, failed, lambda work: self._call(tx, user, work), late)
-                if not self._settle_bad(settling, failed, action, turn):
-                    return done
-                done += 1
-                if duty.subscription.order == "total" and settling.parking:
-                    return done
-            if late():
+                done, failed = self._run_span(tx, settling, batch, user, done, turn, late)
+            for work, action in failed:
+                if not self._settle_bad(settling, work, action, turn):  # nothing behind it was called
+                    return done - 1
+            if late() or (duty.subscription.order == "total" and settling.parking):
                 return done
         return done
 
-    def _apply_at_once(self, settling: Settling, batch: Batch, user: Tx, late: Callable[[], bool]) -> int:
-        """Optimism: no savepoint, which spares SQLite a copy of every page. One failure, and all is run again."""
-        self._emitted = None
-        function = settling.tx.pipelined(self._callee)
-        done, error = attempt_rows(function, batch.rows, self.duty.engine.types, user, late)
-        known = settling.tx.answers() is None
-        if error is not None and known:
-            self._unless_the_world(error)
-        if error is not None or not known:
-            self._in_strides = STRIDES_AFTER_FAILURE
-            raise OneFailed(batch.rows[done][0], error) if known else OneFailed
-        if done:
-            settling.commit_events(done, from_row(batch.rows[done - 1], self.duty.engine.types))
-        return done
-
-    def _run_strides(
-        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[[], bool]
-    ) -> tuple[int, Work | None]:
-        """Nothing is parked, nobody follows anybody: how far it went, and the event there if that one failed."""
-        duty, rows, types = self.duty, batch.rows, self.duty.engine.types
-        known, stop = batch.failed, len(rows)
-        if known is not None:
-            stop = next(at for at in range(start, stop) if rows[at][0] == known[0])
-        self._emitted = None
-        ran, error = attempt_strides(
-            self._callee_in(tx), rows[start:stop], types, tx, user, self._pace.stride, late, self._unless_the_world
-        )
-        end = start + ran
-        if error is None and known is not None and end == stop:  # this attempt was made, and counts
-            error, batch.failed = known[1], None
-        self._pace.ran(ran)
-        settling.commit_events(ran, from_row(rows[end - 1], types) if ran else None)
-        if error is None:
-            return end, None
-        work = duty.work(from_row(rows[end], types))
-        work.outcome = self._outcome(work, error)
-        return end, work
+    def _run_rows(
+        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[[], bool], *,
+        at_once: bool,
+    ) -> tuple[int, Failed]:  # fmt: skip
+        """Nothing is parked, nobody follows anybody: how far it went, and which of them failed."""
+        rows = batch.rows[start:] if start else batch.rows
+        sweep = Rows(self._caller, tx, user, batch, late, late if at_once else _never)
+        if at_once:
+            ran = attempt_all(tx, self._caller.callee(tx), rows, sweep)
+        else:
+            ran = isolate(tx, self._caller.callee(tx), rows, self._pace, sweep)
+        if ran:
+            last = from_row(rows[ran - 1], self.duty.engine.types)
+            settling.commit_events(ran - len(sweep.failed), last)
+        return start + ran, sweep.failed
 
     def _run_span(
-        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, turn: Turn
-    ) -> tuple[int, Work | None]:
+        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, turn: Turn, late: Callable[[], bool]
+    ) -> tuple[int, Failed]:
         """One stride of which some may have to queue behind a head."""
         span = self._span(batch, start, settling, turn)
-        self._call_span(tx, user, span, batch, start)
-        self._pace.ran(len(span.run))
+        failed = self._call_span(tx, user, span, batch, start, late)
         if batch.alone is not None and span.run:
             settling.commit(batch.alone)
         else:
             settling.commit_events(len(span.run), span.run[-1] if span.run else None)
         for follower in span.follow:
             settling.follow(follower)
-        return span.end, span.failed
+        return span.end, failed
 
     def _span(self, batch: Batch, start: int, settling: Settling, turn: Turn) -> Span:
         """The next events up to a stride of calls: which to call, which queue behind a head."""
@@ -269,7 +227,7 @@ class Projector:
         for event in duty.events(batch.rows[start : start + self._pace.stride]):
             work = batch.alone or duty.work(event)
             if batch.failed and batch.failed[0] == event.position:  # this attempt was made, and counts
-                work.outcome, batch.failed = self._outcome(work, batch.failed[1]), None
+                work.outcome = self._caller.outcome(work, batch.failed[1])
             if work.lane is not None and (work.lane in parked or work.lane in parking):
                 if duty.lanes.size(work.lane) + parking.get(work.lane, 0) >= duty.engine.settings.lane_max:
                     turn.lane_full = work.lane
@@ -283,68 +241,32 @@ class Projector:
             span.end += 1
         return span
 
-    def _call_span(self, tx: StoreTx, user: Tx, span: Span, batch: Batch, start: int) -> None:
-        """Call the function for each; if one fails, only what came before it stays in the span."""
-        if not span.run:
-            return
-        duty, again = self.duty, False
-
-        def run(function: Function, events: Sequence[Event[Any]]) -> tuple[int, BaseException | None]:
-            nonlocal again
-            if again:
-                for event in events:  # the function must not see its own changes
-                    event.forget()
-            self._emitted, again = None, True
-            return attempt_each(function, events, user)
-
-        good, error = isolate(tx, self._callee_in(tx), span.run, len(span.run), run, self._unless_the_world, never)
-        if error is not None:
-            event = span.run[good]
-            work = batch.alone or duty.work(event)
-            work.outcome = self._outcome(work, error)
-            at = next(n for n in range(start, span.end) if batch.rows[n][0] == event.position)
-            span.cut(work, at)
-
-    def _call(self, tx: StoreTx, user: Tx, work: Work) -> bool:
-        """One call of the function, behind a savepoint of the caller's; its outcome is in the work."""
-        if work.outcome is not None:
-            return False  # no key, or its crashes are over
-        assert work.event is not None
-        user.event, self._emitted = work.event, None
-        callee = self._callee_in(tx)
-        error = attempt(tx.pipelined(callee), work.event, user)
-        if tx.answers() is not None:  # once more, so that the function hears of it where it happens
-            tx.undo()
-            work.event.forget()
-            self._emitted = None
-            error = attempt(tx.checked(callee), work.event, user)
-        work.outcome = out.APPLIED if error is None else self._outcome(work, error)
-        return error is None
-
-    def _callee_in(self, tx: StoreTx) -> Function:
-        return tx.strict(self._callee) if self._strict else self._callee
-
-    def _outcome(self, work: Work, error: BaseException) -> Outcome:
-        engine = self.duty.engine
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
-        self._unless_the_world(error)
-        reruns, limit = self._reruns.get(work.position, 0), engine.settings.error_text_max
-        outcome = outcome_of(error, _never, reruns=reruns, limit=limit)
-        if self.duty.subscription.on_error is None:  # nobody will look at it again; it holds our frames, which hold it
-            error.__traceback__ = None
-        return outcome
-
-    def _unless_the_world(self, error: BaseException) -> None:
-        """SQLite may have ended the transaction, savepoints and all: nothing of it can be kept."""
-        if self.duty.engine.store.is_the_world(error):
-            raise StoreError(f"{self.duty.subscription.name}: {error}") from error
+    def _call_span(
+        self, tx: StoreTx, user: Tx, span: Span, batch: Batch, start: int, late: Callable[[], bool]
+    ) -> Failed:
+        """Call the function for each; only what went well, and what was called before it ended, stays in the span."""
+        caller = self._caller
+        sweep = Events(caller, tx, user, batch, late)
+        if span.run:
+            ran = isolate(tx, caller.callee(tx), span.run, self._pace, sweep)
+            last, bad = span.run[ran - 1].position, {work.position for work, _ in sweep.failed}
+            if ran < len(span.run) or last in bad:
+                end = next(at for at in range(start, span.end) if batch.rows[at][0] == last)
+                span.cut(last, end + 1)
+            span.run = [event for event in span.run if event.position not in bad]
+        if span.failed is not None:
+            function = tx.checked(caller.callee(tx))
+            action = try_at_once(self.duty, tx, span.failed, lambda work: caller.retry(tx, user, work, function), late)
+            sweep.failed.append((span.failed, action))
+            span.end += 1
+        return sweep.failed
 
     def _settle_bad(self, settling: Settling, work: Work, action: Action, turn: Turn) -> bool:
         """Write a failed event's fate; False if it must be run again later, with nothing written."""
+        reruns = self._caller.reruns
         match action:
             case act.Rerun(wait):
-                self._reruns[work.position] = self._reruns.get(work.position, 0) + 1
+                reruns[work.position] = reruns.get(work.position, 0) + 1
                 turn.rerun_after = max(wait, 0.001)
                 return False
             case act.Defer():
@@ -353,7 +275,7 @@ class Projector:
             case act.Halt(reason):
                 turn.halt = reason
                 return False
-        self._reruns.pop(work.position, None)
+        reruns.pop(work.position, None)
         return settling.write(work, action)
 
     def _apply_list(self, tx: StoreTx, settling: Settling, batch: Batch) -> bool:
@@ -381,15 +303,16 @@ class Projector:
         return True
 
     def _call_list(self, tx: StoreTx, events: list[Event[Any]]) -> bool:
-        user = Tx(tx, self._emit)
-        user.event, self._emitted = events[0], None
+        user = self._caller.user(tx)
+        user.event = events[0]
+        self._caller.begin()
         tx.savepoint()
-        error = attempt(tx.pipelined(self._function), events, user)
+        error = attempt(tx.pipelined(self._caller.function), events, user)
         good = tx.answers() is None and error is None
         if not good:
-            self._in_strides = STRIDES_AFTER_FAILURE
+            self._pace.be_wary()
             if error is not None:
-                self._outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
+                self._caller.outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
             tx.undo()
         tx.keep()
         return good
@@ -405,7 +328,7 @@ class Projector:
             duty.mark_alone(alone)
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
-            settling = self._settling = Settling(tx, duty, gathers=True)
+            settling = self._caller.settling = Settling(tx, duty, gathers=True)
             hit("letter.fenced")
             if settling.paused:
                 duty.paused = True
@@ -415,7 +338,7 @@ class Projector:
             rows = tx.letters.events([head.letter for _, head in due])
             for lane, head in due:
                 self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), rows, turn, started, alone)
-            self._escalate_if_swallowed()
+            self._caller.escalate_if_swallowed()
             settling.finish(duty.window.position)
             hit("letter.before_commit")
         hit("letter.committed")
@@ -426,7 +349,7 @@ class Projector:
         self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, rows: dict[int, Row], turn: Turn,
         started: float, alone: Work | None,
     ) -> None:  # fmt: skip
-        engine, user = self.duty.engine, Tx(tx, self._emit)
+        engine, user = self.duty.engine, self._caller.user(tx)
         while head is not None and head.state == "retrying" and head.due_at <= settling.now:
             if alone is None and engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
                 return
@@ -439,7 +362,7 @@ class Projector:
             if alone is not None:
                 work.alone, work.outcome = True, alone.outcome or work.outcome
             tx.savepoint()
-            good = self._call(tx, user, work)
+            good = self._caller.call(tx, user, work)
             if not good:
                 tx.undo()
             settled = (
@@ -454,21 +377,6 @@ class Projector:
             head = self.duty.head(tx, lane, settling.now)
 
     # ------------------------------------------------------------ helpers
-
-    def _emit(self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, **how: Any) -> str:
-        duty = self.duty
-        if not duty.durable:
-            self._escalating = True
-            raise Escalate
-        assert self._settling is not None
-        if key is SAME_KEY and duty.subscription.batch:
-            raise UsageError("emit in a batch=True projection needs key=: a list of events has no key of its own")
-        chosen = duty.work(event).key if key is SAME_KEY else key
-        self._ordinal = self._ordinal + 1 if self._emitted is event else 0
-        self._emitted = event
-        emission = duty.emitter.make(event, self._ordinal, log, type, data, key=chosen, **how)
-        self._settling.emit(event.position, emission)
-        return emission.event.id
 
     def _after(self, settling: Settling, started: float) -> None:
         """Committed. A dead letter is announced only when it survives a power cut, and nothing overtakes it."""
@@ -487,5 +395,6 @@ class Projector:
             tell(settling)
 
 
-def _never(_: BaseException) -> bool:
+def _never() -> bool:
+    """A stride is not ended in the middle."""
     return False

@@ -22,8 +22,9 @@ from redrive.policy.outcome import Failure
 from redrive.policy.progress import NO_FLOOR, Plan
 from redrive.policy.rules import Candidate
 from redrive.runner.duty import Duty, Work
-from redrive.store.letters import NO_FAILURE, Attempted, Retried
+from redrive.store.letters import NO_FAILURE, Attempted, NewLetter, Retried
 from redrive.store.port import StoreTx
+from redrive.store.sql import Row
 
 
 class StateConflict(VersionConflict):
@@ -40,6 +41,15 @@ class _Put(NamedTuple):
     head: Head | None
     grown: int
     letter: int
+
+
+class _New(NamedTuple):
+    """A letter that is still to be written, and the event that it is for."""
+
+    letter: NewLetter
+    work: Work
+    action: Action | None  # what its last attempt led to; None: it made none, or goes on
+    is_head: bool
 
 
 def decision(duty: Duty, work: Work) -> Action:
@@ -69,7 +79,7 @@ class Settling:
     def __init__(self, tx: StoreTx, duty: Duty, *, gathers: bool = False, strict: bool = False) -> None:
         """`strict`: constraints that are checked at the end are looked at after each event's statements.
 
-        `gathers`: letters that failed again, and all histories, are written together at the end.
+        `gathers`: new letters, letters that failed again, and all histories are written together at the end.
         For who undoes an attempt's effects before its fate is written: no savepoint may be undone after that.
         """
         self.tx, self.duty = tx, duty
@@ -85,6 +95,7 @@ class Settling:
         self.failed: list[tuple[Event[Any], BaseException]] = []
         self._gathers = gathers
         self._run = tx.strict(run_statements) if strict else run_statements
+        self._new: list[_New] = []
         self._retries: list[tuple[Work, Action, Head]] = []
         self._attempts: list[Attempted] = []
         self._puts: list[_Put] = []
@@ -150,17 +161,16 @@ class Settling:
         """Queue an event behind the head of its lane, by reference."""
         event = work.event
         assert event is not None and work.lane is not None
-        row = (event.position, event.id, event.type, work.key)
-        letter = self.tx.letters.add(self.duty.id, row, work.lane, "retrying", due_at=self.now, now=self.now)
         self.followers += 1
         self._take(work)
         if work.alone:  # it queues instead of running: a death from here on is not its own
             self.tx.keyed.ran(self.duty.member, work.position)
-        if self.duty.lanes.parked(work.lane) or work.lane in self._grown:
+        parked = self.duty.lanes.parked(work.lane) or work.lane in self._grown
+        if parked:
             self._grown[work.lane] = self._grown.get(work.lane, 0) + 1
-        else:  # its head was settled meanwhile: it is the head itself
-            edits = self._edits(work.position)
-            self._put_new(work.lane, Head(event.position, letter, "retrying", self.now, self.now, 0.0, 0, 0, 0, edits))
+        # Else its head was settled meanwhile: it is the head itself.
+        letter = NewLetter(_held(work), work.lane, "retrying", due_at=self.now)
+        self._hold(_New(letter, work, None, is_head=not parked))
 
     def _intake(self, work: Work, action: Action) -> bool:
         event = work.event
@@ -171,42 +181,59 @@ class Settling:
             self.ignored += 1
             self._take(work)
             return True
-        head = self._add_letter(work, work.attempt, action)
-        _, change, failure = _fate(action)
-        self._history(head.letter, work.attempt, change["reason"], failure)
-        self._tell(head.letter, work, work.attempt, action, failure)
-        if head.state != "discarded":
-            self._put_new(work.lane, head)
+        letter = self._letter_of(work, work.attempt, action)
+        self._hold(_New(letter, work, action, is_head=letter.state != "discarded"))
         return True
 
-    def _add_letter(self, work: Work, attempt: int, action: Action) -> Head:
-        """A letter for an event that is taken in, with the attempts before this one that did not have to wait."""
-        event = work.event
-        assert event is not None
-        state, change, failure = _fate(action)
-        due_at, delay = change.get("due_at", 0.0), change.get("delay", 0.0)
-        letter = self.tx.letters.add(
-            self.duty.id, (event.position, event.id, event.type, work.key), work.lane, state, reason=change["reason"],
-            failure=failure, attempts=attempt, due_at=due_at, delay=delay, now=self.now,
-            resolved_by=change.get("resolved_by"),
-        )  # fmt: skip
+    def _letter_of(self, work: Work, attempt: int, action: Action) -> NewLetter:
+        """A letter for an event that is taken in, after the attempts before this one that did not have to wait."""
+        assert work.event is not None
         self._take(work)
         for tried in work.earlier:
-            self._history(letter, tried.attempt, act.FAILING, tried.action.failure)
-            self._tell(letter, work, tried.attempt, tried.action, tried.action.failure)
             if isinstance(tried.outcome, out.Failed):
-                self.failed.append((event, tried.outcome.error))
-        return Head(event.position, letter, state, due_at, self.now, delay, 0, attempt, 0, self._edits(work.position))
+                self.failed.append((work.event, tried.outcome.error))
+        state, change, failure = _fate(action)
+        return NewLetter(_held(work), work.lane, state, failure=failure, attempts=attempt, **change)
 
     def _become_letter(self, work: Work) -> Head:
         """Attempts at intake failed, the next one ended it: it was a letter for that moment, and is kept as one."""
         last = work.earlier[-1]
-        work.head = self._add_letter(work, last.attempt, last.action)
+        self._new.append(_New(self._letter_of(work, last.attempt, last.action), work, None, is_head=False))
+        work.head = self._write_new()[-1]
         return work.head
+
+    def _hold(self, new: _New) -> None:
+        if new.is_head and new.work.lane is not None:
+            self._grown.setdefault(new.work.lane, 0)
+        self._new.append(new)
+        if not self._gathers:
+            self._write_new()
+
+    def _write_new(self) -> list[Head]:
+        """The letters that are still to be written, their histories, and what is to be told of them."""
+        new, self._new, heads = self._new, [], []
+        numbers = self.tx.letters.add(self.duty.id, [one.letter for one in new], self.now)
+        for number, (letter, work, action, is_head) in zip(numbers, new, strict=True):
+            edits, attempts = self._edits(work.position), letter.attempts
+            head = Head(
+                work.position, number, letter.state, letter.due_at, self.now, letter.delay, 0, attempts, 0, edits
+            )
+            heads.append(head)
+            for tried in work.earlier:
+                self._history(number, tried.attempt, act.FAILING, tried.action.failure)
+                self._tell(number, work, tried.attempt, tried.action, tried.action.failure)
+            if action is not None:
+                self._history(number, attempts, letter.reason, letter.failure)
+                self._tell(number, work, attempts, action, letter.failure)
+            if is_head:
+                self._puts.append(_Put(work.lane, head, 1, number))
+        return heads
 
     def _write_gathered(self) -> None:
         """A statement for many letters. An operator was faster with one of them? Then each by itself, to see which."""
         retries, letters = self._retries, self.tx.letters
+        if self._new:
+            self._write_new()
         if retries:
             fates = [_retry_fate(*retry) for retry in retries]
             self.tx.savepoint()
@@ -369,11 +396,6 @@ class Settling:
         if self._last is None or work.position > self._last.position:
             self._last = work.event
 
-    def _put_new(self, lane: str | None, head: Head) -> None:
-        self._puts.append(_Put(lane, head, 1, head.letter))
-        if lane is not None:
-            self._grown.setdefault(lane, 0)
-
     def _next_head(self, work: Work) -> None:
         head = work.head
         assert head is not None
@@ -426,6 +448,13 @@ def run_statements(statements: Iterable[tuple[str, Any]], tx: StoreTx) -> None:
     """What a handler asked to be executed."""
     for sql, parameters in statements:
         tx.execute(sql, parameters)
+
+
+def _held(work: Work) -> Row:
+    """What a letter says of its event."""
+    event = work.event
+    assert event is not None
+    return event.position, event.id, event.type, work.key
 
 
 def _retry_fate(work: Work, action: Action, head: Head) -> Retried:

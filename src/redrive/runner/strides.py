@@ -1,43 +1,50 @@
 """Strides: events of a projection that share a savepoint, and how many of them should.
 
 A savepoint costs as much as one call or two; a failure costs the calls before it in its stride, which are made again.
-With one failure in n events the sum of both is least at about the square root of 3n.
+With one failure in n events the sum of both is least at about the square root of 3n. Where the store can take back a
+single call, a failure costs nothing of the kind, and what follows goes on before the answers are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from math import isqrt
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from redrive.context import Tx
-from redrive.runner.call import attempt_rows
 from redrive.store.port import Function, StoreTx
-from redrive.store.sql import Row
-from redrive.types import EventTypes
 
 T = TypeVar("T")
-Run = Callable[
-    [Function, Sequence[T]], tuple[int, BaseException | None]
-]  # how many went well, what the next one raised
+T_contra = TypeVar("T_contra", contravariant=True)
 
 STRIDE_MIN = 4  # fewer, and a savepoint around each event would be simpler
 STRIDE_MAX = 32  # more saves next to nothing, and what a slow function does is not to be done again: bench/stride.py
+WARY_AFTER_FAILURE = 100  # batches; where one event failed, others will
 
 
 class Pace:
-    """How long strides are, from how far apart failures were lately."""
+    """How long strides are, from how far apart failures were lately: those that made calls be made again."""
 
-    __slots__ = ("_apart", "_since")
+    __slots__ = ("_apart", "_since", "_wary")
 
     def __init__(self) -> None:
         self._apart = STRIDE_MAX**2
         self._since = 0  # events since the last failure
+        self._wary = 0  # batches left to run in strides, because one failed lately
 
     @property
     def stride(self) -> int:
         """Events to run behind one savepoint."""
         return max(STRIDE_MIN, min(STRIDE_MAX, isqrt(3 * max(self._apart, self._since))))
+
+    def next_batch(self) -> bool:
+        """A batch begins: may it be run without any savepoint?"""
+        self._wary -= (wary := self._wary > 0)
+        return not wary
+
+    def be_wary(self) -> None:
+        """No batch without savepoints for a while."""
+        self._wary = WARY_AFTER_FAILURE
 
     def ran(self, count: int) -> None:
         """So many events went well."""
@@ -47,71 +54,134 @@ class Pace:
         """One failed."""
         self._apart = (3 * self._apart + self._since) // 4  # one pair of neighbours is no pattern yet
         self._since = 0
+        self.be_wary()
 
 
-def attempt_strides(
-    function: Function,
-    rows: Sequence[Row],
-    types: EventTypes,
-    tx: StoreTx,
-    user: Tx,
-    stride: int,
-    late: Callable[[], bool],
-    look: Callable[[BaseException], None],
-) -> tuple[int, BaseException | None]:
-    """Stride after stride until one event raises or it is late: how many rows stay, and what the next one raised."""
+class Calls(Protocol[T_contra]):
+    """Calls of a function for one thing after the other, and who hears how they end."""
 
-    def run(callee: Function, stride: Sequence[Row]) -> tuple[int, BaseException | None]:
-        return attempt_rows(callee, stride, types, user, never)
+    def run(self, function: Function, things: Sequence[T_contra]) -> tuple[int, BaseException | None, bool]:
+        """How many went well, what the next one raised, and whether nothing is left of that call."""
+        ...
 
-    return isolate(tx, function, rows, stride, run, look, late)
+    def look(self, error: BaseException) -> None:
+        """See an error before anything is undone; may raise."""
+        ...
+
+    def fails(self, thing: T_contra, error: BaseException, function: Function) -> bool:
+        """It failed, and nothing is left of it. May those behind it be called?"""
+        ...
+
+    def forget(self, thing: T_contra) -> None:
+        """Whatever was heard of this one and those behind it: it did not come to that."""
+        ...
+
+    def is_late(self) -> bool:
+        """Is it time to end?"""
+        ...
 
 
-def isolate(
-    tx: StoreTx,
-    function: Function,
-    things: Sequence[T],
-    stride: int,
-    run: Run[T],
-    look: Callable[[BaseException], None],
-    late: Callable[[], bool],
-) -> tuple[int, BaseException | None]:
-    """Call a function for each, a savepoint before each stride: how many stay, and what the next one raised.
+class OneFailed(Exception):
+    """One of many that ran without savepoints failed: which, and what it raised, if that is known."""
 
-    `look` sees each error before anything is undone, and may raise.
+
+class Late(Exception):
+    """The statement of an earlier call has failed: what was concluded since is void."""
+
+
+def attempt_all(tx: StoreTx, function: Function, things: Sequence[Any], calls: Calls[Any]) -> int:
+    """Optimism: no savepoint, which spares SQLite a copy of every page. The fate of how many is known.
+
+    A failure that cannot be taken back is raised: all is to be run again.
     """
-    done, found = 0, None
-    while done < len(things) and found is None and not (done and late()):
+    section = _Section(tx, function, things, calls)
+    section.run(len(things), savepoints=False)
+    if tx.answers() is not None:
+        raise OneFailed
+    if section.error is not None:
+        calls.look(section.error)
+        raise OneFailed(things[section.ran], section.error)
+    return section.ran
+
+
+def isolate(tx: StoreTx, function: Function, things: Sequence[T], pace: Pace, calls: Calls[T]) -> int:
+    """Call a function for each, a savepoint before each stride, until it is late or one must not be passed.
+
+    The fate of how many is known; what failed is undone.
+    """
+    done, goes_on = 0, True
+    while goes_on and done < len(things) and not (done and calls.is_late()):
         rest = things[done:]
-        ran, error, culprit = _attempt(tx, function, rest, stride, run, late)
+        section = _Section(tx, function, rest, calls)
+        section.run(pace.stride)
+        culprit, error = tx.answers(), section.error
         if culprit is not None:
-            ran, error = culprit, None
+            start, at, error = *section.place(culprit), None
+            calls.forget(rest[at])
         elif error is not None:
-            look(error)
+            calls.look(error)
+            start, at = section.start, section.ran
         else:
-            return done + ran, None
-        start = ran - ran % stride  # what was done in the strides before stays
+            pace.ran(section.ran)
+            return done + section.ran
+        pace.ran(at)
+        pace.failed()
         tx.undo()
-        again, found = _again(tx, function, rest[start:ran], rest[ran : ran + 1], error, run, look)
+        again, found = _again(tx, function, rest[start:at], rest[at : at + 1], error, calls)
         done += start + again
-    return done, found
+        if found is not None:
+            goes_on = calls.fails(things[done], found, tx.checked(function))
+            done += 1
+    return done
 
 
-def _attempt(
-    tx: StoreTx, function: Function, things: Sequence[T], stride: int, run: Run[T], late: Callable[[], bool]
-) -> tuple[int, BaseException | None, int | None]:
-    """How many went well, what the next one raised, and which one's statement failed, if any did.
+class _Section(Generic[T]):
+    """Calls made in a row, stride after stride, without waiting for the answers."""
 
-    If one failed, it lies behind the last savepoint: nothing that followed its statement was done.
-    """
-    callee, done, error = tx.pipelined(function), 0, None
-    while done < len(things) and error is None and not (done and late()):
-        tx.savepoint()
-        good, error = run(callee, things[done : done + stride])
-        done += good
-        if error is None:
-            tx.keep()
-    return done, error, tx.answers()
+    def __init__(self, tx: StoreTx, function: Function, things: Sequence[T], calls: Calls[T]) -> None:
+        self._tx, self._things, self._calls = tx, things, calls
+        self._callee = tx.pipelined(function)
+        self._points: list[tuple[int, int, bool]] = []  # calls made before, first thing behind, that one's retries
+        self.ran = 0
+        self.error: BaseException | None = None  # of the next, which was not undone
+
+    @property
+    def start(self) -> int:
+        """The first thing of the last stride."""
+        return self._points[-1][1]
+
+    def place(self, call: int) -> tuple[int, int]:
+        """The first thing behind the savepoint before a call, and the one that was called then."""
+        made, start, retries = self._points[bisect_right(self._points, call, key=lambda point: point[0]) - 1]
+        return start, start if retries else start + call - made
+
+    def run(self, stride: int, *, savepoints: bool = True) -> None:
+        """Until one fails that cannot be taken back, or must not be passed, or it is late."""
+        tx, calls, things = self._tx, self._calls, self._things
+        while self.ran < len(things) and not (self.ran and calls.is_late()):
+            self._points.append((tx.calls, self.ran, False))
+            if savepoints:
+                tx.savepoint()
+            good, error, undone = calls.run(self._callee, things[self.ran : self.ran + stride])
+            self.ran += good
+            if error is not None and not undone:
+                self.error = error
+                return
+            if savepoints:
+                tx.keep()
+            if error is not None and not self._fails(error):
+                return
+
+    def _fails(self, error: BaseException) -> bool:
+        """One was taken back. May those behind it be called?"""
+        self._calls.look(error)
+        self._points.append((self._tx.calls, self.ran, True))
+        try:
+            goes_on = self._calls.fails(self._things[self.ran], error, self._callee)
+        except Late:
+            return False
+        self.ran += 1
+        return goes_on
 
 
 def _again(
@@ -120,33 +190,27 @@ def _again(
     before: Sequence[T],
     suspect: Sequence[T],
     found: BaseException | None,
-    run: Run[T],
-    look: Callable[[BaseException], None],
+    calls: Calls[T],
 ) -> tuple[int, BaseException | None]:
     """Those before the one that failed again; then that one, if what it `found` is not known, waiting for answers."""
     while before:  # what succeeded once may fail the second time
-        good, error = run(tx.pipelined(function), before)
+        good, error, _ = calls.run(tx.pipelined(function), before)
         culprit = tx.answers()
         if culprit is None and error is None:
             break
         if culprit is not None:
             good, error = culprit, None
         elif error is not None:
-            look(error)
+            calls.look(error)
         tx.undo()
         before, suspect, found = before[:good], before[good : good + 1], error
     tx.keep()
     if found is not None:
         return len(before), found
     tx.savepoint()
-    good, found = run(tx.checked(function), suspect)
+    good, found, _ = calls.run(tx.checked(function), suspect)
     if found is not None:
-        look(found)
+        calls.look(found)
         tx.undo()
     tx.keep()
     return len(before) + good, found
-
-
-def never() -> bool:
-    """It is not late."""
-    return False

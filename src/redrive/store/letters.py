@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.lanes import Head
@@ -21,6 +21,22 @@ Retried = tuple[Head, str, dict[str, Any], Failure]  # the letter, its state now
 Attempted = tuple[int, int, str, Failure]  # the letter, the attempt's number, what came of it, and why
 
 NO_FAILURE = Failure("", "", "", "")
+
+
+class NewLetter(NamedTuple):
+    """An event `(position, id, type, key)` to be held: a follower unless a failure is given."""
+
+    event: Row
+    lane: str | None
+    state: str
+    reason: str = BEHIND_HEAD
+    failure: Failure = NO_FAILURE
+    attempts: int = 0
+    due_at: float = 0.0
+    delay: float = 0.0
+    resolved_by: str | None = None
+
+
 # How a letter was superseded: progress was taken back below it. One that was open had not emitted anything yet.
 WAS_OPEN, WAS_SETTLED = "rewind: open", "rewind"
 
@@ -34,33 +50,23 @@ class Letters:
         self._sql = sql
         self.sieve = sieve or Sieve(sql)
 
-    def add(
-        self,
-        subscription: int,
-        event: Row,
-        lane: str | None,
-        state: str,
-        *,
-        reason: str = BEHIND_HEAD,
-        failure: Failure = NO_FAILURE,
-        attempts: int = 0,
-        due_at: float = 0.0,
-        delay: float = 0.0,
-        now: float,
-        resolved_by: str | None = None,
-    ) -> int:
-        """Hold an event `(position, id, type, key)`: a follower unless a failure is given."""
-        position, event_id, kind, key = event
-        failed_at = now if failure is not NO_FAILURE else None
-        values = (
-            subscription, position, lane, event_id, kind, key, state, reason, attempts, due_at, now,
-            delay, now, failed_at, failed_at, failure.error_type, failure.message, failure.fingerprint, now,
-            resolved_by, subscription, position,
-        )  # fmt: skip
-        letter = self._sql.add("letter_add", values)
-        if state == "dead":
-            self.sieve.add([(letter, failure.error_type, failure.message)])
-        return letter
+    def add(self, subscription: int, new: Sequence[NewLetter], now: float) -> list[int]:
+        """Hold events; the numbers of their letters."""
+        rows = []
+        for event, lane, state, reason, failure, attempts, due_at, delay, resolved_by in new:
+            failed_at = now if failure is not NO_FAILURE else None
+            position, event_id, kind, key = event
+            rows.append((
+                subscription, position, lane, event_id, kind, key, state, reason, attempts, due_at, now, delay, now,
+                failed_at, failed_at, failure.error_type, failure.message, failure.fingerprint, now, resolved_by,
+            ))  # fmt: skip
+        letters = self._sql.add_each("letter_add", rows)
+        self.sieve.add(
+            (letter, one.failure.error_type, one.failure.message)
+            for letter, one in zip(letters, new, strict=True)
+            if one.state == "dead"
+        )
+        return letters
 
     def retry(self, retries: Sequence[Retried], now: float) -> bool:
         """Attempts failed: schedule the next (`retrying`), bury (`dead`) or drop by rule (`discarded`).
@@ -92,7 +98,7 @@ class Letters:
             (letter, number, now, outcome, why.error_type, why.message, why.traceback, why.fingerprint, worker)
             for letter, number, outcome, why in attempts
         ]
-        self._sql.many("attempt_add", rows)
+        self._sql.insert("attempt_add", rows)
 
     # ------------------------------------------------------------ lanes
 

@@ -248,10 +248,6 @@ UPDATE redrive_letters SET state = :state, rev = rev + 1, attempts = :attempts, 
        resolved_by = :resolved_by
 WHERE id = :id AND rev = :rev AND state = 'retrying'
 
--- name: attempt_add
-INSERT INTO redrive_attempts (letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-
 -- name: attempts_of
 SELECT attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker FROM redrive_attempts
 WHERE letter = :letter ORDER BY id

@@ -107,6 +107,14 @@ class Sql:
             done += count
         return keys
 
+    def add_each(self, name: str, rows: Sequence[Row]) -> list[int]:
+        """The same by any statement that inserts one; for few rows."""
+        return [self.add(name, row) for row in rows]
+
+    def insert(self, name: str, rows: Sequence[Row]) -> None:
+        """Insert rows in order, of which nobody wants to know the keys."""
+        self.many(name, rows)
+
     def claim(self, logs: Iterable[int]) -> None:
         """Nobody else appends to these logs until the transaction ends; see BOOKS for what is no log.
 

@@ -78,7 +78,7 @@ class Connection(psycopg.Connection[Row]):
 
     def wait(self, *args: Any, **options: Any) -> Any:
         """Everything that psycopg does with a connection comes by here: what was sent before it is answered first."""
-        if self.pipe is not None and self.pipe.is_open:
+        if self.pipe is not None:
             self.pipe.drain()
         return super().wait(*args, **options)
 

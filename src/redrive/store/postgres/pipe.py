@@ -4,12 +4,15 @@ This is libpq's pipeline mode, below psycopg's own, which makes a cursor for eac
 the server takes to run it. Only statements that return no rows are sent this way. Whoever uses the connection by
 other means waits for the answers first (`Connection.wait`), so that the order is that of the calls. An error is told
 late, but with the number of the call that made the statement; until then nothing of it is committed.
+
+What a call asks for is held until it ends, unless it wants an answer: if it fails by then, its statements are sent
+behind a savepoint and undone, and what the calls before it did need not be done again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -19,25 +22,26 @@ from psycopg.adapt import PyFormat, Transformer
 from redrive.store.postgres.connection import Connection, RawNoting, is_the_world, note
 
 UNANSWERED_MAX = 64  # a batch that is late stops, and what is under way by then is not waited for much longer
-UNANSWERED_MIN = 16  # after a failure: what was sent behind it was in vain, and where one fails others will
 FLUSH_EVERY = 16  # statements per write to the socket; the server shall begin early, but a write costs as much as one
+WARY_AFTER_FAILURE = 5_000  # statements: what is sent behind one that fails is in vain, and where one fails others will
 KNOWN_MAX = 200  # statements kept prepared; a program has fewer, unless it glues values into them
 
 _GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 _GONE = "26000"  # the plan that we believe the server keeps: somebody has told it to forget them all
 
 Key = tuple[str, tuple[int, ...]]
+Bound = tuple[Sequence[Any], Sequence[int] | None]  # the values of a statement as they are sent, and their formats
 Answers = Generator[waiting.Wait, waiting.Ready | int, None]
 
 
 class Sent:
     """A statement under way, as a cursor: who asks for something waits for the answer."""
 
-    __slots__ = ("_pipe", "_real", "call", "key", "result")
+    __slots__ = ("_pipe", "_real", "bound", "call", "key", "result")
 
-    def __init__(self, pipe: Pipe, call: int, key: Key | None = None) -> None:
-        """`key`: what is to get its name by this."""
-        self._pipe, self.call, self.key = pipe, call, key
+    def __init__(self, pipe: Pipe, call: int, key: Key | None = None, bound: Bound | None = None) -> None:
+        """`key`: the statement, or without values what is to get its name by this."""
+        self._pipe, self.call, self.key, self.bound = pipe, call, key, bound
         self.result: Any = None
         self._real: Any = None
 
@@ -83,33 +87,114 @@ class Pipe:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.is_open = False  # the connection is in pipeline mode
-        self.calls = -1  # of a function, this one included, less one
+        self.calls = 0  # of a function, this one included
         self.failed: Sent | None = None  # the first that failed since `begin`
+        self.take: Callable[[str, Sequence[Any]], Sent | None] | None = None  # the statements of the function that runs
+        self.is_undone = False  # the last call failed, and nothing of it is left
+        self._is_held = True  # nothing of this call was sent yet
+        self._held: list[Sent] = []
         self.error: BaseException = psycopg.InterfaceError("there is no answer")
         self._unanswered: deque[Sent] = deque()
-        self._most = UNANSWERED_MAX
+        self._unflushed = self._wary = 0
         self._known: dict[Key, bytes | None] = {}  # by statement and types; None: seen once
+        self._is_forgetful = False  # the server lost a plan in this transaction: nothing more is named
         self._named = 0
         self.begin()
 
     def begin(self) -> None:
         """From here on calls are counted and answers may be late."""
-        self.calls, self.failed = -1, None
+        self.calls, self.failed = 0, None
+        self._held.clear()
         self._transformer = Transformer(self.connection)
 
-    # ------------------------------------------------------------ sending
+    # ------------------------------------------------------------ calls
 
-    def send(self, text: str, values: Sequence[Any]) -> Sent | None:
-        """Send a statement that returns no rows; None: somebody else has put the connection into pipeline mode."""
+    def begin_call(self) -> None:
+        """A function is called: what it asks for is held until it ends."""
+        self.calls += 1
+        self.take, self._is_held, self.is_undone = self._hold, True, False
+
+    def end_call(self) -> None:
+        """It went well, as far as is known."""
+        self.take = None
+        self._post()
+
+    def take_back(self) -> None:
+        """It has failed. The server still says what it thinks of its statements: one of them may have failed before."""
+        self.take = None
+        self.is_undone = self._is_held and self.failed is None
+        if self._held and self.is_undone:
+            self.control("SAVEPOINT redrive_call")
+            self._post()
+            self.control("ROLLBACK TO redrive_call")
+            self.control("RELEASE redrive_call")
+        else:
+            self._post()
+
+    def forget(self) -> None:
+        """The transaction is over."""
+        self.take = self.failed = None
+        self._is_forgetful = False
+        self._held.clear()
+
+    def begin_asking(self) -> None:
+        """A function is called that is to hear of an error where it happens."""
+        self.calls += 1
+        self.take, self.is_undone = self._ask, False
+        self._transformer = Transformer(self.connection)
+
+    def _hold(self, text: str, values: Sequence[Any]) -> Sent | None:
+        """Take a statement that returns no rows; None: somebody else has put the connection into pipeline mode."""
         if not self._enter():
+            self._is_held = False
             return None
         if self.failed is not None:
             raise psycopg.errors.PipelineAborted("a statement before this one failed")
+        sent = self._bind(text, values)
+        self._held.append(sent)
+        if len(self._held) >= UNANSWERED_MAX:
+            self._is_held = False
+            self._post()
+        return sent
+
+    def _ask(self, text: str, values: Sequence[Any]) -> Sent | None:
+        """Take one and wait for its answer, and thereby for that of what was sent before it."""
+        if not self._enter():
+            return None
+        sent = self._bind(text, values)
+        self._held.append(sent)
+        self.drain()
+        if self.failed is not None:
+            self.failed = None  # it is told
+            raise self.error
+        return sent
+
+    def _bind(self, text: str, values: Sequence[Any]) -> Sent:
+        transformer = self._transformer
         try:
-            return self._send(text, values)
+            dumped = transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
         except psycopg.Error as error:
             note(self.connection, error)
             raise
+        types, formats = ((transformer.types or ()), transformer.formats) if values else ((), None)
+        return Sent(self, self.calls - 1, (text, types), (dumped, formats))
+
+    def _post(self) -> None:
+        """Send what is held."""
+        held = self._held
+        if not held:
+            return
+        try:
+            for sent in held:
+                if self.failed is None:
+                    self._send(sent)
+        except psycopg.Error as error:
+            note(self.connection, error)
+            raise
+        finally:
+            held.clear()
+
+    # ------------------------------------------------------------ sending
 
     def control(self, text: str, call: int = -1) -> None:
         """Send a statement of our own that has no parameters, and is no call's fault."""
@@ -119,43 +204,51 @@ class Pipe:
         self.connection.pgconn.send_query_params(text.encode(), None)
         self._unanswered.append(Sent(self, call))
 
-    def _send(self, text: str, values: Sequence[Any]) -> Sent:
-        pgconn, transformer = self.connection.pgconn, self._transformer
-        dumped = transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
-        types = (transformer.types or ()) if values else ()
-        formats = transformer.formats if values else None
-        key = (text, types)
+    def _send(self, sent: Sent) -> None:
+        assert sent.key is not None and sent.bound is not None
+        pgconn, key, (values, formats) = self.connection.pgconn, sent.key, sent.bound
         name = self._known.get(key)
         if name is None:
             name = self._learn(key)
-        sent = Sent(self, self.calls)
         if name is None:
-            pgconn.send_query_params(text.encode(), dumped, types, formats)
+            pgconn.send_query_params(key[0].encode(), values, key[1], formats)
         else:
-            pgconn.send_query_prepared(name, dumped, formats)
+            pgconn.send_query_prepared(name, values, formats)
         self._unanswered.append(sent)
-        if len(self._unanswered) >= self._most:
+        self._unflushed += 1
+        if len(self._unanswered) >= UNANSWERED_MAX:
             pgconn.send_flush_request()
-            self._wait(self._most // 2)
-            self._most = min(self._most + 1, UNANSWERED_MAX)
-        elif not len(self._unanswered) % FLUSH_EVERY:
+            self._wait(UNANSWERED_MAX // 2)
+        elif self._unflushed >= FLUSH_EVERY:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Let the server begin. Where failures are likely, see whether it has met one, without waiting."""
+        pgconn = self.connection.pgconn
+        if self._wary <= 0:
+            self._unflushed = 0
             pgconn.flush()
-        return sent
+            return
+        self._wary -= FLUSH_EVERY
+        pgconn.send_flush_request()
+        self._receive(self._answered())
 
     def _learn(self, key: Key) -> bytes | None:
         """A statement that is used again gets a name, and the server keeps its plan."""
         pgconn = self.connection.pgconn
+        if self._is_forgetful:
+            return None
         if key not in self._known:
             if len(self._known) >= KNOWN_MAX:
                 former = self._known.pop(next(iter(self._known)))
                 if former is not None:
-                    self.control(f"DEALLOCATE {former.decode()}", self.calls)
+                    self.control(f"DEALLOCATE {former.decode()}", self.calls - 1)
             self._known[key] = None
             return None
         self._named += 1
         name = self._known[key] = b"redrive_%d" % self._named
         pgconn.send_prepare(name, key[0].encode(), key[1])
-        self._unanswered.append(Sent(self, self.calls, key))
+        self._unanswered.append(Sent(self, self.calls - 1, key))
         return name
 
     def _enter(self) -> bool:
@@ -171,14 +264,15 @@ class Pipe:
 
     def drain(self) -> None:
         """Wait for all answers; then the connection is psycopg's again. Raises what is not a statement's fault."""
+        self._is_held = False
         if not self.is_open:
             return
+        self._post()
         pgconn, known = self.connection.pgconn, self.failed
         try:
-            if self._unanswered:
-                pgconn.pipeline_sync()
-                self._unanswered.append(Sent(self, self.calls))
-                self._wait(0)
+            pgconn.pipeline_sync()  # also if all is answered: after an error the server ignores what comes before it
+            self._unanswered.append(Sent(self, self.calls - 1))
+            self._wait(0)
             pgconn.exit_pipeline_mode()
         finally:
             self.is_open = False
@@ -191,9 +285,14 @@ class Pipe:
             raise self.error
 
     def _wait(self, left: int) -> None:
-        """Until so many answers are missing. Who was interrupted cannot know which are still to come."""
+        """Until so many answers are missing."""
+        self._receive(self._answers(left))
+
+    def _receive(self, answers: Answers) -> None:
+        """Who was interrupted cannot know which are still to come."""
+        self._unflushed = 0
         try:
-            psycopg.Connection.wait(self.connection, self._receive(left))
+            psycopg.Connection.wait(self.connection, answers)
         except BaseException as error:
             note(self.connection, error)
             self.connection.close()
@@ -201,7 +300,7 @@ class Pipe:
             self.is_open = False
             raise
 
-    def _receive(self, left: int) -> Answers:
+    def _answers(self, left: int) -> Answers:
         """Read answers until so many are missing; the answer to a sync counts as one."""
         pgconn, unanswered = self.connection.pgconn, self._unanswered
         while pgconn.flush():
@@ -211,25 +310,41 @@ class Pipe:
             while pgconn.is_busy():
                 yield waiting.Wait.R
                 pgconn.consume_input()
-            result = pgconn.get_result()
-            if result is not None:
-                sent = unanswered.popleft()
-                sent.result = result
-                if result.status not in _GOOD and result.status != pq.ExecStatus.PIPELINE_SYNC:
-                    self._fail(sent, result)
-            elif pgconn.status != pq.ConnStatus.OK:
-                raise psycopg.OperationalError(pgconn.get_error_message())
+            self._read()
+
+    def _answered(self) -> Answers:
+        """Read those answers that are there."""
+        pgconn = self.connection.pgconn
+        while pgconn.flush():
+            if (yield waiting.Wait.RW) & waiting.Ready.R:
+                pgconn.consume_input()
+        pgconn.consume_input()
+        while self._unanswered and not pgconn.is_busy():
+            self._read()
+
+    def _read(self) -> None:
+        """The next answer, or the end of the last one."""
+        pgconn = self.connection.pgconn
+        result = pgconn.get_result()
+        if result is not None:
+            sent = self._unanswered.popleft()
+            sent.result = result
+            if result.status not in _GOOD and result.status != pq.ExecStatus.PIPELINE_SYNC:
+                self._fail(sent, result)
+        elif pgconn.status != pq.ConnStatus.OK:
+            raise psycopg.OperationalError(pgconn.get_error_message())
 
     def _fail(self, sent: Sent, result: Any) -> None:
         """The first failure counts; what follows it was not run."""
         code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         if self.failed is None:
-            self._most = UNANSWERED_MIN
+            self._wary = WARY_AFTER_FAILURE
             self.failed, self.error = sent, psycopg.errors.error_from_result(result)
             if not code:  # not from the server: the connection itself
                 self.error = psycopg.OperationalError(result.get_error_message())
             note(self.connection, self.error)
         if code == _GONE:
             self._known.clear()
-        elif sent.key is not None:
+            self._is_forgetful = True
+        elif sent.key is not None and sent.bound is None:
             self._known.pop(sent.key, None)

@@ -156,11 +156,27 @@ SELECT 1 FROM pg_class WHERE oid = to_regclass(quote_ident(:name)) AND relkind I
 -- ---------------------------------------------------------------- letters
 
 -- name: letter_add
+-- A column of many rows for each parameter; the numbers in the order of the rows.
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
        delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by,
        edits)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-       (SELECT coalesce(max(rev), 0) FROM redrive_edits WHERE subscription = ? AND position = ?)) RETURNING id
+SELECT n.subscription, n.position, n.lane, n.event_id, n.type, n.key, n.state, n.reason, n.attempts, n.due_at, n.due_set_at,
+       n.delay, n.parked_at, n.first_failed_at, n.last_failed_at, n.error_type, n.error_message, n.fingerprint, n.touched_at,
+       n.resolved_by,
+       (SELECT coalesce(max(rev), 0) FROM redrive_edits e WHERE e.subscription = n.subscription AND e.position = n.position)
+FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::bigint[],
+       ?::float8[], ?::float8[], ?::float8[], ?::float8[], ?::float8[], ?::float8[], ?::text[], ?::text[], ?::text[],
+       ?::float8[], ?::text[]) WITH ORDINALITY AS n (subscription, position, lane, event_id, type, key, state, reason,
+       attempts, due_at, due_set_at, delay, parked_at, first_failed_at, last_failed_at, error_type, error_message,
+       fingerprint, touched_at, resolved_by, place)
+ORDER BY n.place RETURNING id
+
+-- name: attempt_add
+INSERT INTO redrive_attempts (letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker)
+SELECT n.letter, n.attempt, n.at, n.outcome, n.error_type, n.error_message, n.traceback, n.fingerprint, n.worker
+FROM unnest(?::bigint[], ?::bigint[], ?::float8[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[])
+     WITH ORDINALITY AS n (letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker, place)
+ORDER BY n.place
 
 -- name: lane_heads
 SELECT DISTINCT ON (lane) lane, position, id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits,

@@ -85,7 +85,14 @@ class PostgresSql(Sql):
 
     def add_all(self, name: str, rows: Sequence[Row]) -> list[int]:
         """Insert rows in order, by a statement that takes a list for each column, and return their keys."""
-        return [key for (key,) in self._execute(name, [list(column) for column in zip(*rows, strict=True)]).fetchall()]
+        return [key for (key,) in self._execute(name, _columns(rows)).fetchall()] if rows else []
+
+    add_each = add_all
+
+    def insert(self, name: str, rows: Sequence[Row]) -> None:
+        """Insert rows in order, by a statement that takes a list for each column."""
+        if rows:
+            self._execute(name, _columns(rows))
 
     def claim(self, logs: Iterable[int]) -> None:
         """Wait until nobody else appends to these logs; in the order of their numbers, so that there is no ring."""
@@ -105,3 +112,7 @@ class PostgresSql(Sql):
                 raise EventError(NUL) from error
             raise
         return cursor.rowcount
+
+
+def _columns(rows: Sequence[Row]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]

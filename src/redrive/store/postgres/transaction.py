@@ -41,7 +41,6 @@ class PostgresTx:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._pipe = connection.pipe = Pipe(connection)
-        self._hasty = False  # functions run whose statements need not wait
         self._is_kept = False  # what this transaction did is committed
         self.sql: Sql = PostgresSql(connection)
         self.logs = Logs(self.sql, NoSpans(self.sql))
@@ -55,7 +54,8 @@ class PostgresTx:
         """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""
         statement = _allowed(translated(sql, params))
         values = statement.bind(params)
-        if self._hasty and statement.quiet and (sent := self._pipe.send(statement.text, values)) is not None:
+        take = self._pipe.take
+        if take is not None and statement.quiet and (sent := take(statement.text, values)) is not None:
             return sent
         return RawNoting(self.connection).execute(statement.text, values)
 
@@ -69,6 +69,34 @@ class PostgresTx:
 
     def checked(self, function: Function) -> Function:
         """After an error the server refuses whatever follows: one that was passed over fails the call that made it."""
+        pipe, call = self._pipe, self._watched(function)
+
+        def patient(subject: Any, tx: Any) -> None:
+            pipe.begin_asking()
+            try:
+                call(subject, tx)
+            finally:
+                pipe.take = None
+
+        return patient
+
+    def pipelined(self, function: Function) -> Function:
+        """The same for a function whose statements are sent without waiting for each, until `answers`."""
+        pipe, call = self._pipe, self._watched(function)
+        pipe.begin()
+
+        def hasty(subject: Any, tx: Any) -> None:
+            pipe.begin_call()
+            try:
+                call(subject, tx)
+            except BaseException:
+                pipe.take_back()
+                raise
+            pipe.end_call()
+
+        return hasty
+
+    def _watched(self, function: Function) -> Function:
         pgconn = self.connection.pgconn
 
         def call(subject: Any, tx: Any) -> None:
@@ -89,21 +117,18 @@ class PostgresTx:
 
         return call
 
-    def pipelined(self, function: Function) -> Function:
-        """As `checked`, for a function whose statements are sent without waiting for each, until `answers`."""
-        pipe, call = self._pipe, self.checked(function)
-        pipe.begin()
-        self._hasty = True
+    @property
+    def calls(self) -> int:
+        """How many calls were made of what `pipelined` gave last."""
+        return self._pipe.calls
 
-        def hasty(subject: Any, tx: Any) -> None:
-            pipe.calls += 1
-            call(subject, tx)
-
-        return hasty
+    @property
+    def is_undone(self) -> bool:
+        """Nothing is left of the last call, which raised."""
+        return self._pipe.is_undone
 
     def answers(self) -> int | None:
         """Wait for what was sent; the number of the call whose statement failed, counted from 0."""
-        self._hasty = False
         self._pipe.drain()
         self._pipe.raise_if_the_world()
         return None if self._pipe.failed is None else self._pipe.failed.call
@@ -170,7 +195,8 @@ class PostgresTx:
         if not self._is_kept:
             self.logs.forget()
         self._is_kept = False
-        self.connection.trouble, self._hasty, self._pipe.failed = None, False, None
+        self.connection.trouble = None
+        self._pipe.forget()
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
             return
         try:
@@ -181,7 +207,7 @@ class PostgresTx:
         except psycopg.Error:
             self.connection.close()
         finally:
-            self._pipe.failed = None
+            self._pipe.forget()
 
 
 def _controlled(pgconn: PGconn, statement: bytes) -> PQGen[str]:

@@ -170,8 +170,12 @@ SELECT 1 FROM sqlite_master WHERE name = :name AND type = 'table'
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
        delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by,
        edits)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-       (SELECT coalesce(max(rev), 0) FROM redrive_edits WHERE subscription = ? AND position = ?))
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20,
+       (SELECT coalesce(max(rev), 0) FROM redrive_edits WHERE subscription = ?1 AND position = ?2))
+
+-- name: attempt_add
+INSERT INTO redrive_attempts (letter, attempt, at, outcome, error_type, error_message, traceback, fingerprint, worker)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: lane_heads
 -- SQLite fills the bare columns from the row with the minimum.

@@ -111,6 +111,9 @@ class SqliteTx:
         """As `checked`: nobody has to be waited for."""
         return function
 
+    calls = 0  # not counted, because nothing is answered late
+    is_undone = False  # what a call has done is done
+
     def answers(self) -> int | None:
         """All are known."""
         return None

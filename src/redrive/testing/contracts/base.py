@@ -12,6 +12,7 @@ from redrive.draft import draft
 from redrive.event import NewEvent
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Failure
+from redrive.store.letters import NewLetter
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.testing.fakes import FakeEnv
 from redrive.types import EventTypes
@@ -75,10 +76,13 @@ def take(tx: StoreTx, row: Subscribed, owner: str = "me") -> int:
 def park(tx: StoreTx, row: Subscribed, position: int, lane: str | None, **rest: Any) -> int:
     """Hold an event as a failing letter, due at NOW + 1; the letter."""
     values: dict[str, Any] = {
-        "reason": "failing", "failure": FAILURE, "attempts": 1, "due_at": NOW + 1, "delay": 1.0, "now": NOW, **rest,
+        "state": "retrying", "reason": "failing", "failure": FAILURE, "attempts": 1, "due_at": NOW + 1, "delay": 1.0,
+        **rest,
     }  # fmt: skip
-    state = values.pop("state", "retrying")
-    return tx.letters.add(row.id, (position, f"id-{position}", "order.placed", lane), lane, state, **values)
+    (letter,) = tx.letters.add(
+        row.id, [NewLetter((position, f"id-{position}", "order.placed", lane), lane, **values)], NOW
+    )
+    return letter
 
 
 def head_of(tx: StoreTx, row: Subscribed, lane: str) -> Head:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redrive.policy.outcome import Failure
 from redrive.store.books import chain
+from redrive.store.letters import NewLetter
 from redrive.testing.contracts.base import FAILURE, NOW, StoreTests, expect, head_of, park
 
 
@@ -130,7 +131,8 @@ class LetterContract(StoreTests):
         row = self._subscribe()
         (position,) = self._put(self._new(data=1, id="e"))
         with self.store.transaction() as tx:
-            number = tx.letters.add(row.id, (position, "e", "order.placed", None), None, "dead", now=NOW)
+            new = NewLetter((position, "e", "order.placed", None), None, "dead")
+            (number,) = tx.letters.add(row.id, [new], NOW)
             found = tx.letters.event(number)
             assert found is not None
             assert (found[0], bytes(found[8])) == (position, b"1")

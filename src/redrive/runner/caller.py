@@ -1,0 +1,117 @@
+"""A projection's function: called, its outcome told, its emissions made. Runs where writing happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from redrive.context import SAME_KEY, Escalate, Tx
+from redrive.errors import StoreError, UsageError
+from redrive.event import Event
+from redrive.policy import outcome as out
+from redrive.policy.outcome import Outcome
+from redrive.runner.call import attempt, outcome_of
+from redrive.runner.duty import Duty, Work
+from redrive.runner.settle import Settling
+from redrive.runner.strides import Late
+from redrive.store.port import Function, StoreTx
+
+
+class Caller:
+    """Calls one subscription's function."""
+
+    def __init__(self, duty: Duty) -> None:
+        self.duty = duty
+        self.reruns: dict[int, int] = {}  # by position: runs that ended by a conflict of versions
+        self.settling: Settling | None = None  # what emissions belong to
+        self.is_strict = False  # a commit was refused: which event broke the constraint is to be found
+        self.is_escalating = False  # an emission asked for the durable connection
+        self._emitted: Event[Any] | None = None  # the event of the last emission in this run, and its number
+        self._ordinal = 0
+        function, arguments = duty.subscription.function, duty.subscription.arguments
+        self.function: Callable[..., Any] = function if arguments == 2 else lambda event, tx: function(event)
+        self.for_one: Function = self.function
+        if duty.subscription.batch:
+            self.for_one = lambda event, tx: self.function([event], tx)
+
+    def begin(self) -> None:
+        """Emissions are counted from here on."""
+        self._emitted = None
+
+    def callee(self, tx: StoreTx) -> Function:
+        """The function for one event, as it is to be called now."""
+        return tx.strict(self.for_one) if self.is_strict else self.for_one
+
+    def user(self, tx: StoreTx) -> Tx:
+        """What the function is handed."""
+        return Tx(tx, self._emit)
+
+    def call(self, tx: StoreTx, user: Tx, work: Work) -> bool:
+        """One call, behind a savepoint of the caller's; its outcome is in the work."""
+        if work.outcome is not None:
+            return False  # no key, or its crashes are over
+        assert work.event is not None
+        user.event, self._emitted = work.event, None
+        function = self.callee(tx)
+        error = attempt(tx.pipelined(function), work.event, user)
+        if tx.answers() is not None:  # once more, so that the function hears of it where it happens
+            tx.undo()
+            work.event.forget()
+            self._emitted = None
+            error = attempt(tx.checked(function), work.event, user)
+        work.outcome = out.APPLIED if error is None else self.outcome(work, error)
+        return error is None
+
+    def retry(self, tx: StoreTx, user: Tx, work: Work, function: Function) -> bool:
+        """One more call among others, of a function that the store has prepared; nothing is left of one that fails."""
+        assert work.event is not None
+        user.event, self._emitted = work.event, None
+        error = attempt(function, work.event, user)
+        if error is not None and not tx.is_undone:
+            if tx.answers() is not None:
+                raise Late
+            self.unless_the_world(error)
+            tx.undo()
+        work.outcome = out.APPLIED if error is None else self.outcome(work, error)
+        return error is None
+
+    def outcome(self, work: Work, error: BaseException) -> Outcome:
+        """What an error means; what is nobody's fault here is raised."""
+        engine = self.duty.engine
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
+        self.unless_the_world(error)
+        reruns, limit = self.reruns.get(work.position, 0), engine.settings.error_text_max
+        outcome = outcome_of(error, _never, reruns=reruns, limit=limit)
+        if self.duty.subscription.on_error is None:  # nobody will look at it again; it holds our frames, which hold it
+            error.__traceback__ = None
+        return outcome
+
+    def unless_the_world(self, error: BaseException) -> None:
+        """SQLite may have ended the transaction, savepoints and all: nothing of it can be kept."""
+        if self.duty.engine.store.is_the_world(error):
+            raise StoreError(f"{self.duty.subscription.name}: {error}") from error
+
+    def escalate_if_swallowed(self) -> None:
+        """A function that catches everything caught our own signal, too: its emission is still to be made."""
+        if self.is_escalating:
+            raise Escalate
+
+    def _emit(self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, **how: Any) -> str:
+        duty = self.duty
+        if not duty.durable:
+            self.is_escalating = True
+            raise Escalate
+        assert self.settling is not None
+        if key is SAME_KEY and duty.subscription.batch:
+            raise UsageError("emit in a batch=True projection needs key=: a list of events has no key of its own")
+        chosen = duty.work(event).key if key is SAME_KEY else key
+        self._ordinal = self._ordinal + 1 if self._emitted is event else 0
+        self._emitted = event
+        emission = duty.emitter.make(event, self._ordinal, log, type, data, key=chosen, **how)
+        self.settling.emit(event.position, emission)
+        return emission.event.id
+
+
+def _never(_: BaseException) -> bool:
+    return False

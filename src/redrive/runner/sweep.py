@@ -1,0 +1,102 @@
+"""Sweeps: a projection's events called one after the other, and what is to be done about those that failed.
+
+The fates are decided here and written by whoever swept, when it is known that everything before them went well.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from redrive.context import Tx
+from redrive.event import Event, from_row
+from redrive.policy import action as act
+from redrive.policy.action import Action
+from redrive.runner.at_once import try_at_once
+from redrive.runner.batch import Batch
+from redrive.runner.call import attempt_each, attempt_rows
+from redrive.runner.caller import Caller
+from redrive.runner.duty import Work
+from redrive.store.port import Function, StoreTx
+from redrive.store.sql import Row
+
+T = TypeVar("T")
+
+
+class Sweep(Generic[T]):
+    """Calls for one thing after the other, as strides want them."""
+
+    def __init__(self, caller: Caller, tx: StoreTx, user: Tx, batch: Batch, is_late: Callable[[], bool]) -> None:
+        self._caller, self._tx, self._user, self._batch, self.is_late = caller, tx, user, batch, is_late
+        self.look = caller.unless_the_world
+        self.failed: list[tuple[Work, Action]] = []  # in order
+
+    def fails(self, thing: T, error: BaseException, function: Function) -> bool:
+        """Decide, after the attempts that do not have to wait. Nobody passes one whose lane may have to queue."""
+        caller, tx, user = self._caller, self._tx, self._user
+        work = self._work(thing)
+        work.outcome = caller.outcome(work, error)
+        retry = lambda work: caller.retry(tx, user, work, function)  # noqa: E731
+        action = try_at_once(caller.duty, tx, work, retry, self.is_late)
+        self.failed.append((work, action))
+        return caller.duty.subscription.order == "none" and not isinstance(action, act.Rerun | act.Defer | act.Halt)
+
+    def forget(self, thing: T) -> None:
+        """What was decided about this one and those behind it is void."""
+        position = self._work(thing).position
+        self.failed = [(work, action) for work, action in self.failed if work.position < position]
+
+    @abstractmethod
+    def _work(self, thing: T) -> Work: ...
+
+
+class Rows(Sweep[Row]):
+    """Rows of which none has to queue: an event is made when it is called."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        tx: StoreTx,
+        user: Tx,
+        batch: Batch,
+        is_late: Callable[[], bool],
+        ends: Callable[[], bool],
+    ) -> None:
+        """`ends`: is it so late that a run ends in the middle?"""
+        super().__init__(caller, tx, user, batch, is_late)
+        self._ends = ends
+
+    def run(self, function: Function, rows: Sequence[Row]) -> tuple[int, BaseException | None, bool]:
+        """Call for each row."""
+        known, found = self._batch.failed, None
+        if known is not None and rows[0][0] <= known[0] <= rows[-1][0]:  # this attempt was made, and counts
+            found = known[1]
+            rows = [row for row in rows if row[0] < known[0]]
+        self._caller.begin()
+        good, error = attempt_rows(function, rows, self._caller.duty.engine.types, self._user, self._ends)
+        if error is None and good == len(rows) and found is not None:
+            return good, found, True
+        return good, error, self._tx.is_undone
+
+    def _work(self, row: Row) -> Work:
+        return self._caller.duty.work(from_row(row, self._caller.duty.engine.types))
+
+
+class Events(Sweep[Event[Any]]):
+    """Events that were made before, to see which have to queue."""
+
+    _again = False
+
+    def run(self, function: Function, events: Sequence[Event[Any]]) -> tuple[int, BaseException | None, bool]:
+        """Call for each event."""
+        if self._again:
+            for event in events:  # the function must not see its own changes
+                event.forget()
+        self._again = True
+        self._caller.begin()
+        good, error = attempt_each(function, events, self._user)
+        return good, error, self._tx.is_undone
+
+    def _work(self, event: Event[Any]) -> Work:
+        return self._batch.alone or self._caller.duty.work(event)
