@@ -427,11 +427,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     add = Letters.add
 
-    def careless(self: Letters, *rest: Any, **named: Any) -> int:
+    def careless(self: Letters, subscription: int, new: Any, now: float) -> list[int]:
         try:
-            return add(self, *rest, **named)
+            return add(self, subscription, new, now)
         except (StoreError, sqlite3.OperationalError):
-            return 0
+            return [0 for _ in new]
 
     patch.setattr(Letters, "add", careless)
 
