@@ -82,9 +82,10 @@ class Driver:
         if self._serving is not None and not self._serving.done():
             posts = self.supervisor.posts.values() if self.supervisor else ()
             known = {post.subscription.name for post in posts}
-            if known == set(self._app.subscriptions if self._only is None else self._only):
+            declared = set(self._app.subscriptions if self._only is None else self._only)
+            if known == declared and self.supervisor is not None and not self.supervisor.stopping:
                 return
-            await self.stop()  # something was declared since
+            await self.stop()  # something was declared since, or a function has asked for the end
         ready: asyncio.Future[None] = self.loop.create_future()
         self._serving = self.loop.create_task(self._serve(ready), name="harness")
         await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
