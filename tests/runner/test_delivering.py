@@ -152,6 +152,25 @@ def test_probing_lets_few_through_and_a_relapse_opens_again(app: App, harness: H
     assert len(sink.got) == 20
 
 
+def test_probes_that_were_allowed_and_not_made_are_not_lost(app: App, harness: Harness) -> None:
+    """With one call at a time a relapse leaves two of three unused: others would think them under way."""
+    sink = Shelf("crm", clock=harness.clock)
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=1, retry=retry(attempts=50, wait="1s", factor=1, jitter=0), timeout=None,
+            breaker=breaker(failures=1, cooldown="10s", probes=3))  # fmt: skip
+    put(harness, *(f"{key}1" for key in "abcdefghij"))
+    harness.run_until_idle()
+    for _ in range(6):
+        before = sink.calls
+        harness.advance("11s")
+        assert sink.calls == before + 1
+        assert harness.query("SELECT sum(n) FROM redrive_probes") == [(0,)]
+    sink.down, healed = None, harness.clock.monotonic()
+    harness.advance("30s")
+    assert len(sink.got) == 10
+    assert sink.times[0] - healed < 15
+
+
 def test_errors_of_events_and_of_the_code_do_not_open_a_breaker(app: App, harness: Harness) -> None:
     sink = Shelf("crm")
     sink.refuse = lambda name: KeyError(name) if name[0] == "x" else None

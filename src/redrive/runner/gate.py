@@ -47,6 +47,7 @@ class Gate:
         self._told: State = State.CLOSED
         self._fed: Breaker | None = None  # how it stands when the transaction at hand has committed
         self._streak = 0  # calls in a row that blamed the dependency and are not settled yet
+        self._unused = 0  # probes that were taken from the store and not made: others may make them
         self._ask_at = self._ramp_until = 0.0  # on the monotonic clock: asking earlier would be in vain
 
     @property
@@ -100,6 +101,7 @@ class Gate:
         duty = self.duty
         with duty.engine.store.transaction(durable=False) as tx:
             now = duty.engine.env.clock.now()
+            self._give_back(tx, self._unused)
             admission = self._admitted(tx, now)
             count, wait = int(min(wanted, admission.room)), admission.wait
             limit = brk.limit_after(admission.breaker, self._limit, now)
@@ -109,6 +111,7 @@ class Gate:
             probing = admission.breaker.state is State.PROBING
             if count and probing:
                 tx.guards.take_probes(self.name, (duty.member, duty.epoch), count, now + self._probe_seconds())
+        self._unused = 0
         self._learn(admission.breaker, now)
         self._permits.extend([Permit(probing)] * count)
         if not count:
@@ -164,9 +167,10 @@ class Gate:
     @property
     def _is_tripping(self) -> bool:
         """Has what was called since the last settle been enough to open it? Nobody waits for the commit to find out."""
-        rule, breaker = self.rule, self.breaker
-        counts = rule is not None and self._streak > 0 and breaker.state is State.CLOSED
-        return counts and breaker.failures + self._streak >= rule.failures  # type: ignore[union-attr]
+        if self.rule is None or not self._streak:
+            return False
+        breaker = self.breaker
+        return breaker.state is State.PROBING or breaker.failures + self._streak >= self.rule.failures
 
     def called(self, work: Work) -> bool:
         """A call came to an end; is that worth settling at once? From any thread."""
@@ -192,11 +196,12 @@ class Gate:
         answers = [answer for work in group if (answer := self._answer(work)) is not None]
         if not probes and self.breaker.failures == 0 and all(answer.good for answer in answers):
             return  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
-        tx, duty = settling.tx, self.duty
+        tx = settling.tx
         before = tx.guards.lock(self.name)
         after = brk.after(before, self.rule, answers, settling.now)
-        if probes:
-            tx.guards.return_probes(self.name, (duty.member, duty.epoch), probes)
+        if after.state is not before.state:
+            self._void_permits()
+        self._give_back(tx, probes + self._unused)
         tx.guards.save(self.name, after)
         self._fed = after
 
@@ -207,6 +212,7 @@ class Gate:
             work.probe = False
         self._streak = 0
         if breaker is not None:
+            self._unused = 0
             if breaker.state is State.PROBING:
                 self._ask_at = 0.0
             self._learn(breaker, now)
@@ -229,7 +235,7 @@ class Gate:
         if breaker.state is self._told:
             return
         self._told = breaker.state
-        self._permits.clear()
+        self._void_permits()
         self._ask_at = 0.0
         name, mine = self.name, self.duty.subscription.name
         told: dict[State, sig.Signal] = {
@@ -238,6 +244,18 @@ class Gate:
             State.CLOSED: sig.BreakerClosed(mine, name),
         }
         self.duty.engine.signals.tell([told[breaker.state]])
+
+    def _void_permits(self) -> None:
+        """They were for another state. One by one: who calls may be taking one at this moment, in another thread."""
+        while self._permits:
+            try:
+                self._unused += self._permits.popleft().probe
+            except IndexError:
+                return
+
+    def _give_back(self, tx: StoreTx, probes: int) -> None:
+        if probes:
+            tx.guards.return_probes(self.name, (self.duty.member, self.duty.epoch), probes)
 
     def _monotonic(self) -> float:
         return self.duty.engine.env.clock.monotonic()
