@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import runpy
 import signal
 import sqlite3
 import subprocess
@@ -181,6 +183,20 @@ def test_the_example_for_pytest_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and re.search(r"^\d+ passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert not list(tmp_path.iterdir()), "a harness must not touch the app's own store"
+
+
+def test_the_outage_of_a_sink(tmp_path: Path) -> None:
+    """outage.py over real connections, shorter; tests/runner/test_outage.py has the whole of it, on virtual time."""
+    story = runpy.run_path(str(EXAMPLES / "outage.py"))["Story"](rate=40.0, down_for=2.0, down_at=1.0, seconds=4.0)
+    asyncio.run(story.run(tmp_path))
+    for name, arrived in story.order.items():
+        first = list(dict.fromkeys(int(one.removeprefix("order-")) for one in arrived))
+        assert sorted(first) == list(range(story.sent)), name
+        for customer in range(50):
+            mine = [number for number in first if number % 50 == customer]
+            assert mine == sorted(mine), name
+    assert story.letters == 0
+    assert 0 < story.peak <= 160, "the limit of 140 a second, and what was saved up for it"
 
 
 def shown_programs() -> list[tuple[str, str]]:

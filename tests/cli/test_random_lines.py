@@ -37,10 +37,11 @@ WIDTH, MESSAGE_MAX = 80, 4_000
 WRITES = {
     "run", "rebuild", "reset", "rename", "accept-from-now", "rekey", "pause", "resume", "seek", "prune", "append",
     "import", "dlq replay", "dlq replay-all", "dlq edit", "dlq discard", "dlq purge", "dlq resolve", "dlq reopen",
-    "dlq import", "dlq note", "ops cancel", "ops resume", "ops run", "demo", "breaker open", "breaker close",
+    "dlq import", "dlq note", "ops cancel", "ops resume", "ops run", "demo", "breaker open", "breaker close", "admit",
+    "scheduled cancel",
 }  # fmt: skip
 LOOKS_ONLY = {"--rehearse", "--dry-run"}  # with one of these, a command that writes does not
-DATA = {"export", "dlq export"}  # their output is the data itself, one JSON object to a line: no columns to fit
+DATA = {"export", "dlq export", "alerts", "dashboard"}  # their output is the data itself: no columns to fit
 # Never ends by itself, so only lines that are refused are tried: the tests of these commands run them properly.
 ENDLESS = {"demo": "it takes twenty seconds and is tried as a whole by its own test"}
 NO_OPTIONS = {

@@ -27,7 +27,7 @@ def list_breakers(store: str | None, program: str | None, as_json: bool) -> int:
     if as_json:
         emit_json([_fields(one) for one in found])
     elif not found:
-        click.echo("no subscription has a breaker; breaker= of app.on() and app.deliver() gives it one")
+        click.echo("no subscription has a breaker: app.on() and app.deliver() take breaker=")
     else:
         rows = [
             (one.name, one.state, one.failures or "", _time(one.since), _until(one), one.probes or "") for one in found
