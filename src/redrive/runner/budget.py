@@ -55,6 +55,7 @@ class Budget:
     def _take(self, wanted: int) -> int:
         """Runs where writing happens. Nothing is lost if a power cut takes it back."""
         with self.duty.engine.store.transaction(durable=False) as tx:
+            self.duty.fence(tx)
             taken = tx.guards.take(self._name, self._bucket, self.duty.engine.env.clock.now(), wanted)
         if taken.granted < wanted:  # those who wait for the same budget do not all come back at once
             jitter = self.duty.engine.settings.retry_budget_jitter * self.duty.engine.env.dice.random()

@@ -191,6 +191,10 @@ class Duty:
         if row.parked_version != self.parked_version:
             self.load_lanes(tx, row.parked_version)
 
+    def fence(self, tx: StoreTx) -> None:
+        """Go on only as the owner: whoever lost its lease writes nothing at all."""
+        tx.progress.fence(self.member, self.epoch, self.window.position)
+
     @property
     def is_careful(self) -> bool:
         """Does something run alone, behind a mark that charges it for a death?"""
@@ -221,7 +225,7 @@ class Duty:
             return
         # Not durable: what only a power cut can take away is not charged after one, either.
         with self.engine.store.transaction(durable=False) as tx:
-            tx.progress.fence(self.member, self.epoch, self.window.position)
+            self.fence(tx)
             tx.keyed.run_alone(self.member, work.position, self.engine.env.boot)
             hit("alone.before_commit")
 

@@ -100,6 +100,7 @@ class Gate:
         """Get permits from the store. Runs where writing happens. A power cut that takes it back takes us, too."""
         duty = self.duty
         with duty.engine.store.transaction(durable=False) as tx:
+            duty.fence(tx)
             now = duty.engine.env.clock.now()
             self._give_back(tx, self._unused)
             admission = self._admitted(tx, now)
@@ -148,6 +149,7 @@ class Gate:
     def may_probe(self, turns: Bucket) -> bool:
         """Is it this worker's turn to ask the sink? Runs where writing happens."""
         with self.duty.engine.store.transaction() as tx:
+            self.duty.fence(tx)
             now = self.duty.engine.env.clock.now()
             granted: int = tx.guards.take(f"probe {self.name}", turns, now, 1).granted
         return granted == 1
@@ -156,6 +158,7 @@ class Gate:
         """What the sink says of itself. Runs where writing happens."""
         assert self.rule is not None
         with self.duty.engine.store.transaction() as tx:
+            self.duty.fence(tx)
             now = self.duty.engine.env.clock.now()
             breaker = brk.after_probe(tx.guards.lock(self.name), self.rule, good, now)
             tx.guards.save(self.name, breaker)
