@@ -264,3 +264,20 @@ def test_everybody_sees_who_owns_what(fleet: Fleet) -> None:
     fleet.go(10, "a")
     found = fleet.any.app.operate().workers(9.0)
     assert [(one.name, one.state, len(one.owns)) for one in found] == [("a", "working", 4), ("b", "silent", 0)]
+
+
+def test_lists_that_emit_are_not_divided(app: App, start: Any) -> None:
+    """The id of an emission would come of the list it was made for, which a rebuild cuts in other places."""
+    harness = start(app)
+
+    @app.projection(app.log("orders"), batch=True, partitions=2, retry=retry(attempts=1))
+    def copy(events: Any, tx: Any) -> None:
+        for event in events:
+            tx.emit(app.log("copies"), "copied", event.data, key=event.key)
+
+    harness.append("orders", "order.placed", 1, key="a")
+    harness.run_until_idle()
+    [letter] = harness.letters()
+    assert (letter.state, letter.error_type) == ("dead", "redrive.errors.UsageError")
+    assert "needs partitions=1" in letter.error_message
+    assert harness.emitted("copies") == []

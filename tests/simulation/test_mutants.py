@@ -199,7 +199,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
             taken = tx.sql.one("lease_take", values)
             assert taken is not None
             duty.epoch = taken[0]
-            duty.window = Window(tx.progress.get(row.id).position, duty.window._done)  # else the fence would help
+            now_stored = tx.progress.get(row.id)
+            duty.window = Window(now_stored.position, duty.window._done)  # else the fence would help
+            duty.settled_at = now_stored.settled_at  # else the next look would
         return duty
 
     patch.setattr(redrive.runner.leases, "take", take)

@@ -103,6 +103,9 @@ class Caller:
             self.is_escalating = True
             raise Escalate
         assert self.settling is not None
+        if duty.subscription.batch and duty.share.partitions > 1:
+            # Its id would come of the list it was made for, and after a rebuild lists are cut in other places.
+            raise UsageError("emit in a batch=True projection needs partitions=1: else a rebuild would emit it again")
         if key is SAME_KEY and duty.subscription.batch:
             raise UsageError("emit in a batch=True projection needs key=: a list of events has no key of its own")
         chosen = duty.work(event).key if key is SAME_KEY else key

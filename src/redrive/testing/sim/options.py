@@ -130,7 +130,7 @@ class Options:
     @property
     def divisible(self) -> bool:
         """May there be partitions?"""
-        return self.order != "total" and not self.key_by
+        return self.order != "total" and not self.key_by and not (self.kind == "batch" and self.emit)
 
     @property
     def handler(self) -> bool:
