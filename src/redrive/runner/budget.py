@@ -15,7 +15,7 @@ from redrive.policy.lanes import Head
 from redrive.policy.limiter import Bucket
 from redrive.policy.outcome import Failure
 from redrive.runner.bridge import Bridge
-from redrive.runner.duty import Duty
+from redrive.runner.duty import Duty, fence
 
 Due = tuple[str | None, Head]
 
@@ -55,7 +55,7 @@ class Budget:
     def _take(self, wanted: int) -> int:
         """Runs where writing happens. Nothing is lost if a power cut takes it back."""
         with self.duty.engine.store.transaction(durable=False) as tx:
-            self.duty.fence(tx)
+            fence(self.duty, tx)
             taken = tx.guards.take(self._name, self._bucket, self.duty.engine.env.clock.now(), wanted)
         if taken.granted < wanted:  # those who wait for the same budget do not all come back at once
             jitter = self.duty.engine.settings.retry_budget_jitter * self.duty.engine.env.dice.random()

@@ -191,10 +191,6 @@ class Duty:
         if row.parked_version != self.parked_version:
             self.load_lanes(tx, row.parked_version)
 
-    def fence(self, tx: StoreTx) -> None:
-        """Go on only as the owner: whoever lost its lease writes nothing at all."""
-        tx.progress.fence(self.member, self.epoch, self.window.position)
-
     @property
     def is_careful(self) -> bool:
         """Does something run alone, behind a mark that charges it for a death?"""
@@ -225,7 +221,7 @@ class Duty:
             return
         # Not durable: what only a power cut can take away is not charged after one, either.
         with self.engine.store.transaction(durable=False) as tx:
-            self.fence(tx)
+            fence(self, tx)
             tx.keyed.run_alone(self.member, work.position, self.engine.env.boot)
             hit("alone.before_commit")
 
@@ -288,6 +284,11 @@ class Duty:
                 f"{found or 'nothing'} there: was a backup restored in part? Bring back what is newer, or run "
                 f"`redrive rebuild {name}` to start over{seek if self.subscription.kind == 'handler' else ''}"
             )
+
+
+def fence(duty: Duty, tx: StoreTx) -> None:
+    """Go on only as the owner: whoever lost its lease writes nothing at all."""
+    tx.progress.fence(duty.member, duty.epoch, duty.window.position)
 
 
 def is_asked(duty: Duty, letter: LetterRow | None) -> bool:

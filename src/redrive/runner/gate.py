@@ -20,7 +20,7 @@ from redrive.policy import outcome as out
 from redrive.policy.breaker import PRISTINE, Admission, Answer, Breaker, State
 from redrive.policy.limiter import Bucket
 from redrive.runner.budget import blocked
-from redrive.runner.duty import Duty, Work
+from redrive.runner.duty import Duty, Work, fence
 from redrive.runner.settle import Settling
 from redrive.store.port import StoreTx
 
@@ -100,7 +100,7 @@ class Gate:
         """Get permits from the store. Runs where writing happens. A power cut that takes it back takes us, too."""
         duty = self.duty
         with duty.engine.store.transaction(durable=False) as tx:
-            duty.fence(tx)
+            fence(duty, tx)
             now = duty.engine.env.clock.now()
             self._give_back(tx, self._unused)
             admission = self._admitted(tx, now)
@@ -149,7 +149,7 @@ class Gate:
     def may_probe(self, turns: Bucket) -> bool:
         """Is it this worker's turn to ask the sink? Runs where writing happens."""
         with self.duty.engine.store.transaction() as tx:
-            self.duty.fence(tx)
+            fence(self.duty, tx)
             now = self.duty.engine.env.clock.now()
             granted: int = tx.guards.take(f"probe {self.name}", turns, now, 1).granted
         return granted == 1
@@ -158,7 +158,7 @@ class Gate:
         """What the sink says of itself. Runs where writing happens."""
         assert self.rule is not None
         with self.duty.engine.store.transaction() as tx:
-            self.duty.fence(tx)
+            fence(self.duty, tx)
             now = self.duty.engine.env.clock.now()
             breaker = brk.after_probe(tx.guards.lock(self.name), self.rule, good, now)
             tx.guards.save(self.name, breaker)
