@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
-from redrive import App, Reject, UsageError, breaker, retry
+from redrive import App, Ignore, Reject, StoreError, UsageError, breaker, retry
 from redrive.event import Event
+from redrive.observe import signals as sig
 from redrive.settings import Settings
 from redrive.sinks.port import Sink, SomeFailed
 from redrive.testing import Harness
+from redrive.testing.crashing import Crashed
+from redrive.testing.failpoints import failpoint
 from redrive.testing.fakes import FakeClock
 
 QUICK = retry(attempts=3, wait="1s", factor=1, jitter=0)
@@ -25,12 +30,19 @@ class Shelf(Sink):
         self.batch_max, self.whole = batch_max, whole
         self.clock, self.times = clock or FakeClock(), list[float]()
         self.lists: list[list[str]] = []
-        self.calls = 0
+        self.calls = self.under_way = self.peak = 0
+        self.takes = 0.0  # seconds for one call
         self.refuse: Callable[[str], BaseException | None] = lambda name: None
         self.down: BaseException | None = None
 
     async def send(self, events: Sequence[Event[Any]]) -> None:
         self.calls += 1
+        self.under_way += 1
+        self.peak = max(self.peak, self.under_way)
+        try:
+            await asyncio.sleep(self.takes)
+        finally:
+            self.under_way -= 1
         if self.down is not None:
             raise self.down
         errors = {at: error for at, event in enumerate(events) if (error := self.refuse(event.data)) is not None}
@@ -243,6 +255,128 @@ def test_a_limit_spreads_the_calls(app: App, harness: Harness) -> None:
     harness.advance("3s")
     assert len(sink.got) == 26
     assert 2.3 <= sink.times[-1] - sink.times[0] <= 2.7
+
+
+# ---------------------------------------------------------------- deaths, stops and lists
+
+
+@pytest.mark.parametrize(
+    "place", ["round.called", "round.fenced", "round.effects", "round.before_commit", "round.committed"]
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_death_at_any_moment_repeats_a_call_at_most_and_overtakes_nobody(
+    app: App, harness: Harness, place: str, whole: bool
+) -> None:
+    sink = Shelf("archive", batch_max=4, whole=whole)
+    sink.refuse = lambda name: KeyError(name) if name == "b2" and sink.calls < 4 else None
+    deliver(app, sink, concurrency=2)
+    names = [f"{key}{n}" for n in range(6) for key in "abc"]
+    put(harness, *names)
+    for at in range(1, 4):
+        with failpoint(place, harness.crash, at=at), suppress(Crashed):
+            harness.run_until_idle()
+    harness.advance("1m")
+    assert set(sink.got) == set(names)
+    for key in "abc":
+        first = [name for name in dict.fromkeys(sink.got) if name[0] == key]
+        assert first == sorted(first)
+    assert [letter for letter in harness.letters() if letter.state in ("dead", "retrying")] == []
+
+
+def test_lists_of_one_key_go_one_after_the_other(app: App, harness: Harness) -> None:
+    sink = Shelf("archive", batch_max=3, whole=True)
+    sink.takes = 0.1
+    deliver(app, sink, concurrency=4)
+    names = [f"a{chr(ord('a') + n)}" for n in range(11)]
+    put(harness, *names)
+    harness.run_until_idle()
+    assert (sink.got, sink.calls, sink.peak) == (names, 4, 1)
+    assert not [signal for signal in harness.signals if isinstance(signal, sig.Halted)]
+
+
+def test_when_a_whole_list_fails_only_the_first_of_each_key_has_made_an_attempt(app: App, harness: Harness) -> None:
+    sink = Shelf("archive", batch_max=10, whole=True)
+    sink.down = ConnectionError("gone")
+    deliver(app, sink, breaker=None)
+    put(harness, "a1", "a2", "b1", "a3")
+    harness.run_until_idle()
+    assert [(one.key, one.attempts, one.reason) for one in harness.letters()] == [
+        ("a", 1, "failing"), ("a", 0, "behind_head"), ("b", 1, "failing"), ("a", 0, "behind_head"),
+    ]  # fmt: skip
+    sink.down = None
+    harness.advance("5s")
+    assert [name for name in sink.got if name[0] == "a"] == ["a1", "a2", "a3"]
+
+
+def test_a_sink_that_asks_for_the_end_stops_the_worker_and_nothing_overtakes(app: App, harness: Harness) -> None:
+    sink = Shelf("archive", batch_max=10, whole=True)
+    sink.down = SystemExit()
+    deliver(app, sink)
+    put(harness, "a1", "a2", "a3")
+    harness.run_until_idle()
+    assert any(isinstance(signal, sig.Stopping) for signal in harness.signals)
+    assert (sink.calls, harness.letters()) == (1, [])
+    sink.down = None
+    harness.run_until_idle()
+    assert sink.got == ["a1", "a2", "a3"]
+
+
+def test_what_a_sink_ignores_holds_nobody_back(app: App, harness: Harness) -> None:
+    sink = Shelf("archive", batch_max=10, whole=True)
+    sink.refuse = lambda name: Ignore("not for us") if name == "a1" else None
+    deliver(app, sink)
+    put(harness, "a1", "a2", "a3")
+    harness.run_until_idle()
+    assert (sink.got, harness.letters()) == (["a2", "a3"], [])
+
+
+def test_a_list_that_takes_too_long_is_given_up_and_the_next_is_not(app: App, harness: Harness) -> None:
+    sink = Shelf("archive", batch_max=10)
+    sink.takes = 60.0
+    deliver(app, sink, concurrency=1, timeout="2s", breaker=None)
+    put(harness, "a1", "b1", "c1")
+    harness.advance("2500ms")
+    assert {(one.error_type, one.attempts) for one in harness.letters()} == {("TimeoutError", 1)}
+    sink.takes = 0.5
+    harness.advance("10s")
+    assert sorted(sink.got) == ["a1", "b1", "c1"]
+
+
+def test_who_waits_for_company_is_not_sent_when_the_loop_has_ended(start: Any) -> None:
+    """The next owner reads it again: two of them would send it."""
+
+    @asynccontextmanager
+    async def trouble(_: App) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.1, lambda: setattr(harness, "fault", StoreError("gone")))
+        loop.call_later(1.0, lambda: setattr(harness, "fault", None))
+        yield
+
+    app = App("unused.db", lifespan=trouble)
+    harness: Harness = start(app, settings=Settings(lease=1.0, halt_wait=0.5))
+    sink = Shelf("archive", batch_max=10)
+    sink.batch_wait = 5.0
+    deliver(app, sink)
+    put(harness, "a1", "b1")
+    harness.advance("20s")
+    assert any(isinstance(signal, sig.Halted) for signal in harness.signals)
+    assert sorted(sink.got) == ["a1", "b1"]
+
+
+def test_all_partitions_together_make_no_more_probes_than_allowed(app: App, harness: Harness) -> None:
+    sink = Shelf("crm")
+    sink.down, sink.takes = ConnectionError("refused"), 0.1
+    deliver(app, sink, concurrency=5, partitions=3, retry=retry(attempts=99, wait="1s", factor=1, jitter=0),
+            breaker=breaker(failures=1, cooldown="60s", probes=2))  # fmt: skip
+    put(harness, *(f"{chr(200 + n)}1" for n in range(30)))
+    harness.run_until_idle()
+    harness.advance("50s")
+    sink.peak = 0
+    harness.advance("20s")
+    assert 1 <= sink.peak <= 2
+    sink.down = None
+    harness.advance("2m")
+    assert len(sink.got) == 30
 
 
 def test_a_handler_may_have_a_breaker_and_two_may_share_it(app: App, harness: Harness) -> None:

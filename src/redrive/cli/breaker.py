@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.program import app_option, json_option, opened, reads, store_option
+from redrive.cli.program import F, app_option, json_option, opened, reads, store_option
 from redrive.cli.render import clock_time, emit_json, moment, plain, table
 
 if TYPE_CHECKING:
@@ -36,23 +36,21 @@ def list_breakers(store: str | None, program: str | None, as_json: bool) -> int:
     return 0
 
 
+def _by_hand(command: F) -> F:
+    """What both deeds are told."""
+    reason = click.option("--reason", required=True, help="Why; goes into the audit.")
+    return click.argument("name", metavar="BREAKER")(reason(store_option(app_option(json_option(command)))))
+
+
 @breaker.command("open")
-@click.argument("name", metavar="BREAKER")
-@click.option("--reason", required=True, help="Why; goes into the audit.")
-@store_option
-@app_option
-@json_option
+@_by_hand
 def open_breaker(name: str, reason: str, store: str | None, program: str | None, as_json: bool) -> int:
     """Call the dependency no more, until `redrive breaker close`. What waits spends no attempt."""
     return _force("open", name, reason, store, program, as_json)
 
 
 @breaker.command("close")
-@click.argument("name", metavar="BREAKER")
-@click.option("--reason", required=True, help="Why; goes into the audit.")
-@store_option
-@app_option
-@json_option
+@_by_hand
 def close_breaker(name: str, reason: str, store: str | None, program: str | None, as_json: bool) -> int:
     """Let everything through again at once, without probing; errors are counted from nought."""
     return _force("close", name, reason, store, program, as_json)

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from redrive.errors import RetryLater
+from redrive.errors import Ignore, RetryLater
 from redrive.policy import outcome as out
 from redrive.policy.classify import blames_a_dependency
-from redrive.runner.call import outcome_of
+from redrive.policy.outcome import Outcome
 from redrive.runner.duty import Work
 from redrive.runner.loop import HandlerLoop
 from redrive.runner.probe import Prober
@@ -77,6 +77,12 @@ class Couriers(TaskStaff):
             raise
         self._call()
 
+    async def close(self) -> None:
+        """Nobody works any more, nor begins to because somebody has waited for company."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        await super().close()
+
     def _take(self, task: Any) -> list[Work]:
         """The next events for one call of the sink."""
         works: list[Work] = []
@@ -116,9 +122,9 @@ class Couriers(TaskStaff):
         errors = await self._send(works)
         if len(works) > 1 and errors and len(errors) == len(works) and not _is_everybodys(errors[0]):
             errors = await self._send_each(works)
-        failed_lanes: set[str] = set()
+        failed: dict[str, Outcome] = {}
         for at, work in enumerate(works):
-            self._put_down(work, errors.get(at), failed_lanes)
+            self._put_down(work, errors.get(at), failed)
         if len(self.desk.outbox) >= SETTLE_AT:
             self._call()
         elif self.desk.ready:
@@ -133,24 +139,33 @@ class Couriers(TaskStaff):
             if work.lane is None or work.lane not in failed_lanes:
                 for error in (await self._send([work])).values():
                     errors[at] = error
-                    failed_lanes.add(work.lane)
+                    if not isinstance(error, Ignore):
+                        failed_lanes.add(work.lane)
         return errors
 
-    def _put_down(self, work: Work, error: BaseException | None, failed_lanes: set[str]) -> None:
+    def _put_down(self, work: Work, error: BaseException | None, failed: dict[str, Outcome]) -> None:
+        """What came of one; `failed`: lanes of which one before it, in the same list, was not delivered."""
         del self.desk.running[work]
-        if work.lane is not None and work.lane in failed_lanes:  # it was given with one before it that failed
+        before = None if work.lane is None else failed.get(work.lane)
+        if before is not None and not isinstance(before, out.Stopped):
             self.desk.follow(work)
             return
-        if error is None:
-            work.outcome = out.APPLIED
+        if before is not None:  # a stop leaves no letter to queue behind: this one is given back as well
+            work.outcome = before
         else:
-            work.outcome = outcome_of(error, _never, limit=self.loop.work.duty.engine.settings.error_text_max)
-            if work.lane is not None:
-                failed_lanes.add(work.lane)
+            work.outcome = out.APPLIED if error is None else self._outcome(work, error)
+            if work.lane is not None and not isinstance(work.outcome, out.Applied | out.Ignored):
+                failed[work.lane] = work.outcome
         self.desk.outbox.append(work)
         gate = self.loop.work.gate
         if gate is not None and gate.called(work):
             self._call()  # the breaker wants to know
+
+    def _outcome(self, work: Work, error: BaseException) -> Outcome:
+        outcome = self.loop.work.outcome(work, error)
+        if isinstance(outcome, out.Conflicted):  # a sink has nothing that running it again at once would refresh
+            return out.Failed(error, outcome.failure)
+        return outcome
 
     async def _send(self, works: Sequence[Work]) -> dict[int, BaseException]:
         """What was raised for which of them; nothing, if all arrived."""
@@ -161,7 +176,7 @@ class Couriers(TaskStaff):
             task = asyncio.current_task()
             if not any(work.timed_out for work in works) and task is not None and task.cancelling():
                 raise
-            if task is not None and task.cancelling():
+            while task is not None and task.cancelling():  # asked for once for each of the list
                 task.uncancel()
             timeout = self.loop.work.duty.subscription.timeout or 0.0
             return dict.fromkeys(range(len(works)), TimeoutError(f"the sink did not answer within {timeout:g} s"))
@@ -174,8 +189,4 @@ class Couriers(TaskStaff):
 
 def _is_everybodys(error: BaseException) -> bool:
     """Does the error concern the sink as a whole, so that sending each by itself would meet it again?"""
-    return blames_a_dependency(error) or isinstance(error, RetryLater)
-
-
-def _never(_: BaseException) -> bool:
-    return False
+    return blames_a_dependency(error) or isinstance(error, RetryLater) or not isinstance(error, Exception)

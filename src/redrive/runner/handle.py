@@ -16,6 +16,7 @@ from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
+from redrive.policy.outcome import Outcome
 from redrive.runner.budget import over_budget
 from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
 from redrive.runner.desk import Desk
@@ -126,16 +127,17 @@ class Handling:
         ctx, error, work.ctx, work.error = work.ctx, work.error, None, None
         if error is None:
             work.effects, error = attempt_effects(ctx)
-        engine = self.duty.engine
         if work.timed_out and self.duty.subscription.timeout is not None:
             work.outcome, work.effects = overran(self.duty.subscription.timeout), None
-        elif error is not None:
-            if isinstance(error, SystemExit | KeyboardInterrupt):
-                engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
-            limit = engine.settings.error_text_max
-            work.outcome = outcome_of(error, _is_ours, reruns=work.reruns, limit=limit)
         else:
-            work.outcome = out.APPLIED
+            work.outcome = out.APPLIED if error is None else self.outcome(work, error)
+
+    def outcome(self, work: Work, error: BaseException) -> Outcome:
+        """What an error of a call means; who asks for the end of the process gets it."""
+        engine = self.duty.engine
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
+        return outcome_of(error, _is_ours, reruns=work.reruns, limit=engine.settings.error_text_max)
 
     # ------------------------------------------------------------ settling
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
+from redrive.errors import StoreError
 from redrive.policy.limiter import Bucket
 from redrive.runner.bridge import Bridge
 from redrive.runner.gate import Gate
@@ -25,10 +27,13 @@ class Prober:
         """Until cancelled."""
         while True:
             await asyncio.sleep(PROBE_EVERY)
-            if not self.gate.is_open or not await self._bridge.run(lambda: self.gate.may_probe(self._turns)):
-                continue
+            with suppress(StoreError):  # the loop meets it, too, and says so
+                await self._look()
+
+    async def _look(self) -> None:
+        if self.gate.is_open and await self._bridge.run(lambda: self.gate.may_probe(self._turns)):
             good = await self._ask()
-            await self._bridge.run(lambda good=good: self.gate.probed(good))  # type: ignore[misc]
+            await self._bridge.run(lambda: self.gate.probed(good))
             self._wake.ring()
 
     async def _ask(self) -> bool:
