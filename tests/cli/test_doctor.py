@@ -71,7 +71,7 @@ ILLNESSES = {
     "unowned": ("warning", f"UPDATE redrive_progress SET position = 1, lease_set_at = {LONG_AGO}", "nobody has run it"),
     "late letters": (
         "warning", "UPDATE redrive_progress SET owner = 'h|b|n|1|2|3', lease_until = 9e9; "
-        "UPDATE redrive_letters SET due_at = 1.0", "1 letter is due",
+        "UPDATE redrive_letters SET state = 'retrying', due_at = 1.0", "1 letter is due",  # the other waits behind it
     ),
 }  # fmt: skip
 
@@ -89,6 +89,12 @@ def test_an_illness_is_found_and_told_its_cure(inside: Any, store: str, check: s
     assert found["advice"]
     assert found["subscription"] == (None if check == "clock" else "totals")
     assert check in inside("doctor", "--store", store).out
+
+
+def test_who_waits_behind_a_dead_letter_is_not_late(inside: Any, store: str) -> None:
+    damage(store, "UPDATE redrive_progress SET owner = 'h|b|n|1|2|3', lease_until = 9e9")
+    damage(store, "UPDATE redrive_letters SET due_at = 1.0")  # the head is dead, its follower was parked long ago
+    assert "late letters" not in findings(inside("doctor", "--store", store, "--json"))
 
 
 def test_a_subscription_that_the_program_lost_is_an_orphan(inside: Any, store: str, tmp_path: Path) -> None:

@@ -364,8 +364,10 @@ SELECT count(*) FILTER (WHERE parked_at < :before), count(*) FROM (SELECT parked
        WHERE state = 'dead' AND subscription = :subscription ORDER BY id LIMIT :limit) AS first
 
 -- name: doctor_late
-SELECT count(*) FILTER (WHERE due_at > 0 AND due_at < :before), count(*) FROM (SELECT due_at FROM redrive_letters
-       WHERE state = 'retrying' AND subscription = :subscription ORDER BY id LIMIT :limit) AS first
+SELECT count(*) FILTER (WHERE due_at > 0 AND due_at < :before), count(*) FROM
+  (SELECT CASE WHEN k.oldest < l.position THEN 0 ELSE l.due_at END AS due_at
+   FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
+   WHERE l.state = 'retrying' AND l.subscription = :subscription ORDER BY l.id LIMIT :limit) AS first
 
 -- ---------------------------------------------------------------- prune
 

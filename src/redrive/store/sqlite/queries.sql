@@ -385,9 +385,11 @@ SELECT coalesce(sum(parked_at < :before), 0), count(*) FROM (SELECT parked_at FR
        WHERE state = 'dead' AND subscription = :subscription ORDER BY id LIMIT :limit)
 
 -- name: doctor_late
--- Among the first letters that are to be retried: those due before a time. Who waits behind another has no due time.
-SELECT coalesce(sum(due_at > 0 AND due_at < :before), 0), count(*) FROM (SELECT due_at FROM redrive_letters
-       WHERE state = 'retrying' AND subscription = :subscription ORDER BY id LIMIT :limit)
+-- Among the first letters that are to be retried: heads that were due before a time. Who waits behind another is not late.
+SELECT coalesce(sum(due_at > 0 AND due_at < :before), 0), count(*) FROM
+  (SELECT CASE WHEN k.oldest < l.position THEN 0 ELSE l.due_at END AS due_at
+   FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
+   WHERE l.state = 'retrying' AND l.subscription = :subscription ORDER BY l.id LIMIT :limit)
 
 -- ---------------------------------------------------------------- prune
 
