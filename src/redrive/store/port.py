@@ -243,6 +243,10 @@ class Store(Protocol):
         """A consistent snapshot for reading."""
         ...
 
+    def looking(self) -> AbstractContextManager[StoreTx]:
+        """For reading what need not be of one moment: each statement sees what is committed when it runs."""
+        ...
+
     @property
     def stage(self) -> AbstractContextManager[Stage]:
         """A place to rehearse."""

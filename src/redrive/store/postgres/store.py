@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import psycopg
@@ -38,6 +38,7 @@ BEGIN_LAZY = f"{BEGIN}; SET LOCAL synchronous_commit = off"  # may be lost with 
 # locked, and nobody could take over. The server ends such a transaction, later than any function that is well takes.
 IDLE_LEASES, IDLE_SECONDS_MIN = 2, 5.0
 BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+BEGIN_NOTHING = ""
 
 
 def exists(url: str) -> bool:
@@ -119,10 +120,17 @@ class PostgresStore:
     def _commit(self, tx: PostgresTx) -> None:
         tx.commit(self.url)
 
-    @contextmanager
-    def reading(self) -> Iterator[PostgresTx]:
+    def reading(self) -> AbstractContextManager[PostgresTx]:
         """A snapshot; many at a time, none blocks or is blocked by a writer."""
-        with self._begun(BEGIN_READING) as tx:
+        return self._reading(BEGIN_READING)
+
+    def looking(self) -> AbstractContextManager[PostgresTx]:
+        """No transaction: its beginning and its end would cost as much as what is read."""
+        return self._reading(BEGIN_NOTHING)
+
+    @contextmanager
+    def _reading(self, begin: str) -> Iterator[PostgresTx]:
+        with self._begun(begin) as tx:
             try:
                 yield tx
             except psycopg.Error as error:
@@ -160,7 +168,7 @@ class PostgresStore:
             if self._writing.connection.closed:
                 self._writing = self._open_writing()
             try:
-                self._writing.control(begin)
+                self._writing.begin(begin)
                 break
             except psycopg.Error as error:
                 if last or not self._writing.connection.closed:
@@ -175,7 +183,7 @@ class PostgresStore:
                 tx = connection.facets = PostgresTx(connection)
             begun = False
             try:
-                tx.control(begin)
+                tx.begin(begin)
                 begun = True
                 return tx
             except psycopg.Error as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterable
 from typing import Any
 
@@ -143,6 +144,13 @@ class PostgresTx:
         spoilt.__cause__ = trouble
         return spoilt
 
+    def begin(self, statement: str) -> None:
+        """Begin a transaction; with no statement see that the connection is not one that the server has ended."""
+        if statement:
+            self.control(statement)
+        else:
+            _see_that_it_lives(self.connection.pgconn)
+
     def control(self, statement: str) -> str:
         """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
         with self.connection.lock:
@@ -208,6 +216,14 @@ class PostgresTx:
             self.connection.close()
         finally:
             self._pipe.forget()
+
+
+def _see_that_it_lives(pgconn: PGconn) -> None:
+    """Without asking the server: what it had to say is read, to the end if it has ended the connection."""
+    waiting = select.poll()
+    waiting.register(pgconn.socket, select.POLLIN)
+    while waiting.poll(0):
+        pgconn.consume_input()
 
 
 def _controlled(pgconn: PGconn, statement: bytes) -> PQGen[str]:

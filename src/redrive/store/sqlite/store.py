@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -268,6 +268,10 @@ class SqliteStore:
             if tx.connection.in_transaction:
                 tx.control(ROLLBACK)
             self._readers.append(tx)
+
+    def looking(self) -> AbstractContextManager[SqliteTx]:
+        """A snapshot costs nothing here."""
+        return self.reading()
 
     @property
     def stage(self) -> SqliteStage:
