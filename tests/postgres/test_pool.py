@@ -121,6 +121,11 @@ def test_a_connection_that_was_ended_while_nobody_used_it_is_replaced(
             ended = tx.connection.info.backend_pid
         with psycopg.connect(postgres_url) as other:
             assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (ended,)).fetchone() == (True,)
-        with getattr(store, kind)() as tx:
+        begins = {
+            "looking": lambda: store.reading(snapshot=False),
+            "reading": store.reading,
+            "transaction": store.transaction,
+        }
+        with begins[kind]() as tx:
             assert tx.books.get("test") == "kept"
             assert tx.connection.info.backend_pid != ended

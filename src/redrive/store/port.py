@@ -239,12 +239,8 @@ class Store(Protocol):
         """Begin for writing; `durable=False` may be lost by a power cut, as a whole and in order."""
         ...
 
-    def reading(self) -> AbstractContextManager[StoreTx]:
-        """A consistent snapshot for reading."""
-        ...
-
-    def looking(self) -> AbstractContextManager[StoreTx]:
-        """For reading what need not be of one moment: each statement sees what is committed when it runs."""
+    def reading(self, *, snapshot: bool = True) -> AbstractContextManager[StoreTx]:
+        """For reading: one moment, or where that costs something and is not needed, what each statement finds."""
         ...
 
     @property

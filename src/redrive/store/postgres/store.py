@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import psycopg
@@ -26,7 +26,7 @@ from redrive.store.postgres.listen import Listener
 from redrive.store.postgres.migrate import found, prepare
 from redrive.store.postgres.pool import Pool
 from redrive.store.postgres.stage import PostgresStage
-from redrive.store.postgres.transaction import ENDED, PostgresTx
+from redrive.store.postgres.transaction import ENDED, PostgresTx, begin_on
 from redrive.store.rehearsing import check_off_stage
 from redrive.store.sql import Row
 from redrive.store.writer import Writer
@@ -120,17 +120,10 @@ class PostgresStore:
     def _commit(self, tx: PostgresTx) -> None:
         tx.commit(self.url)
 
-    def reading(self) -> AbstractContextManager[PostgresTx]:
-        """A snapshot; many at a time, none blocks or is blocked by a writer."""
-        return self._reading(BEGIN_READING)
-
-    def looking(self) -> AbstractContextManager[PostgresTx]:
-        """No transaction: its beginning and its end would cost as much as what is read."""
-        return self._reading(BEGIN_NOTHING)
-
     @contextmanager
-    def _reading(self, begin: str) -> Iterator[PostgresTx]:
-        with self._begun(begin) as tx:
+    def reading(self, *, snapshot: bool = True) -> Iterator[PostgresTx]:
+        """Many at a time, none blocks or is blocked by a writer. A snapshot costs as much as what is read."""
+        with self._begun(BEGIN_READING if snapshot else BEGIN_NOTHING) as tx:
             try:
                 yield tx
             except psycopg.Error as error:
@@ -168,7 +161,7 @@ class PostgresStore:
             if self._writing.connection.closed:
                 self._writing = self._open_writing()
             try:
-                self._writing.begin(begin)
+                begin_on(self._writing, begin)
                 break
             except psycopg.Error as error:
                 if last or not self._writing.connection.closed:
@@ -183,7 +176,7 @@ class PostgresStore:
                 tx = connection.facets = PostgresTx(connection)
             begun = False
             try:
-                tx.begin(begin)
+                begin_on(tx, begin)
                 begun = True
                 return tx
             except psycopg.Error as error:

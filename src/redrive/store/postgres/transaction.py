@@ -144,13 +144,6 @@ class PostgresTx:
         spoilt.__cause__ = trouble
         return spoilt
 
-    def begin(self, statement: str) -> None:
-        """Begin a transaction; with no statement see that the connection is not one that the server has ended."""
-        if statement:
-            self.control(statement)
-        else:
-            _see_that_it_lives(self.connection.pgconn)
-
     def control(self, statement: str) -> str:
         """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
         with self.connection.lock:
@@ -216,6 +209,14 @@ class PostgresTx:
             self.connection.close()
         finally:
             self._pipe.forget()
+
+
+def begin_on(tx: PostgresTx, statement: str) -> None:
+    """Begin a transaction; with no statement see that the connection is not one that the server has ended."""
+    if statement:
+        tx.control(statement)
+    else:
+        _see_that_it_lives(tx.connection.pgconn)
 
 
 def _see_that_it_lives(pgconn: PGconn) -> None:

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -248,8 +248,8 @@ class SqliteStore:
                     raise
 
     @contextmanager
-    def reading(self) -> Iterator[SqliteTx]:
-        """A snapshot; many at a time, none blocks or is blocked by a writer."""
+    def reading(self, *, snapshot: bool = True) -> Iterator[SqliteTx]:
+        """A snapshot, which costs nothing; many at a time, none blocks or is blocked by a writer."""
         if self.path == ":memory:":
             yield self._full
             return
@@ -268,10 +268,6 @@ class SqliteStore:
             if tx.connection.in_transaction:
                 tx.control(ROLLBACK)
             self._readers.append(tx)
-
-    def looking(self) -> AbstractContextManager[SqliteTx]:
-        """A snapshot costs nothing here."""
-        return self.reading()
 
     @property
     def stage(self) -> SqliteStage:

@@ -68,7 +68,7 @@ class TransactionContract(StoreTests):
         for word in ("once", "twice"):
             with self.store.transaction() as tx:
                 _set(tx, word)
-            with self.store.looking() as look:
+            with self.store.reading(snapshot=False) as look:
                 assert look.books.get("test") == word
                 assert not self.store.inside_transaction()
 
