@@ -576,7 +576,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- the hunt
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("planted", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_broken_rule_is_noticed(
     planted: Mutant, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
