@@ -82,10 +82,12 @@ CREATE TABLE redrive_done_chunks (
     PRIMARY KEY (member, chunk)
 ) WITHOUT ROWID;
 
-CREATE VIEW redrive_done AS
-    WITH RECURSIVE place(n) AS (VALUES (0) UNION ALL SELECT n + 1 FROM place WHERE n < 511)
-    SELECT member & 4294967295 AS subscription, member, chunk * 512 + n AS position
-    FROM redrive_done_chunks JOIN place ON substr(marks, n + 1, 1) = '1';
+CREATE VIEW redrive_done AS                         -- blocks of 64 and of 8 without a mark are passed by
+    WITH octal(n) AS (VALUES (0), (1), (2), (3), (4), (5), (6), (7))
+    SELECT member & 4294967295 AS subscription, member, chunk * 512 + a.n * 64 + b.n * 8 + c.n AS position
+    FROM redrive_done_chunks CROSS JOIN octal a CROSS JOIN octal b CROSS JOIN octal c
+    WHERE instr(substr(marks, a.n * 64 + 1, 64), '1') AND instr(substr(marks, a.n * 64 + b.n * 8 + 1, 8), '1')
+      AND substr(marks, a.n * 64 + b.n * 8 + c.n + 1, 1) = '1';
 
 CREATE TABLE redrive_filters (
     subscription  INTEGER NOT NULL,
