@@ -10,6 +10,7 @@ import pytest
 from redrive.errors import UsageError
 from redrive.settings import (
     LetterSettings,
+    ReplaySettings,
     RetrySettings,
     Settings,
     SubscriptionSettings,
@@ -278,7 +279,8 @@ def test_the_page_lists_every_option_of_a_subscription() -> None:
     retry = {f"retry.{name}": why for name, why in options(RetrySettings).items()}
     letters = {f"letters.{name}": why for name, why in options(LetterSettings).items()}
     listed = {name.strip("`"): why for name, why in rows("Options of one subscription")}
-    assert listed == options(SubscriptionSettings) | retry | letters
+    replay = {f"replay.{name}": why for name, why in options(ReplaySettings).items()}
+    assert listed == options(SubscriptionSettings) | retry | letters | replay
 
 
 def test_the_defaults_on_the_page_are_the_defaults(tmp_path: Path) -> None:

@@ -137,7 +137,9 @@ CREATE TABLE redrive.letters (
     edits           bigint NOT NULL DEFAULT 0,
     touched_at      double precision NOT NULL,
     resolved_by     text COLLATE "C",
-    operation       bigint                          -- the bulk operation that replayed it last
+    operation       bigint,                         -- the bulk operation that replayed it last
+    dependency      text COLLATE "C",               -- which is to blame for the last failure: a breaker's name; NULL: none
+    auto_replays    bigint NOT NULL DEFAULT 0       -- how often it was replayed automatically
 );
 CREATE UNIQUE INDEX letters_position ON redrive.letters (subscription, position) WHERE state <> 'superseded';
 CREATE INDEX letters_open ON redrive.letters (subscription, lane, position) WHERE state IN ('retrying', 'dead');
@@ -474,7 +476,8 @@ CREATE TABLE redrive.breakers (                     -- of dependencies, shared b
     failures  bigint NOT NULL,                      -- in a row, while closed
     successes bigint NOT NULL,                      -- of probes, while probing
     since     float8 NOT NULL,
-    until     float8                                -- open: when it may be probed; NULL: when somebody closes it
+    until     float8,                               -- open: when it may be probed; NULL: when somebody closes it
+    recoveries bigint NOT NULL                      -- how often it closed again
 );
 
 CREATE TABLE redrive.probes (                       -- calls let through a probing breaker, by who made them
