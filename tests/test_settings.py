@@ -260,7 +260,7 @@ def options(struct: type) -> dict[str, str]:
     source = SOURCE.read_text(encoding="utf-8")
     body = source[source.index(f"class {struct.__name__}(") :].split("\n\n\n")[0]
     commented = dict(re.findall(r"^    (\w+): .+? = .+?  # (.+)$", body, re.MULTILINE))
-    tables = {"retry", "letters", "subscriptions"}
+    tables = {"retry", "letters", "replay", "subscriptions"}
     assert set(commented) == set(struct.__struct_fields__) - tables, "an option has no reason beside it"  # type: ignore[attr-defined]
     return commented
 
