@@ -146,7 +146,7 @@ class Handling:
         result = Round()
         if group or self.duty.window.plan(()).prefix != self.duty.window.position:
             self._settle(group, result)
-        with self.duty.engine.store.reading() as tx:
+        with self.duty.engine.store.reading(snapshot=False) as tx:
             self.duty.refresh(tx)
             if self.gate is not None:
                 self.gate.look(tx)

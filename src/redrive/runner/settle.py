@@ -353,7 +353,7 @@ class Settling:
             others = min(row.position for row in progress.members(duty.id) if row.member != duty.member)
         plan = window.plan(self.settled, others) if upto is None else window.pass_to(upto, settled, others)
         self._plan = plan
-        if plan.add or plan.pruned or plan.prefix != window.position:
+        if plan.add or plan.pruned or (upto is None and plan.prefix != window.position):
             progress.done.move(duty.member, plan.add, plan.floor, plan.pruned)
         last = self._last
         anchor = None

@@ -241,8 +241,8 @@ class Store(Protocol):
         """Begin for writing; `durable=False` may be lost by a power cut, as a whole and in order."""
         ...
 
-    def reading(self) -> AbstractContextManager[StoreTx]:
-        """A consistent snapshot for reading."""
+    def reading(self, *, snapshot: bool = True) -> AbstractContextManager[StoreTx]:
+        """For reading: one moment, or where that costs something and is not needed, what each statement finds."""
         ...
 
     @property
