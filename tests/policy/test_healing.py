@@ -80,6 +80,13 @@ def test_only_what_may_pass_goes_and_never_too_often_or_too_late(
     assert (why_not(rule, letter, now, "bank") == "") == may
 
 
+def test_who_waits_behind_another_and_who_had_its_turn_are_left_alone() -> None:
+    letter = DeadLetter(1, 1, "a", "attempts_exhausted", None, 0, 0.0, 0, operation=7)
+    assert why_not(AutoReplay(), letter, 1.0, None, first=8) == ""
+    assert "dead again" in why_not(AutoReplay(), letter, 1.0, None, first=7)
+    assert "behind" in why_not(AutoReplay(), letter._replace(is_head=False), 1.0, None)
+
+
 def test_what_does_not_pass_by_itself_is_never_replayed() -> None:
     never = set(REASONS) - MAY_PASS
     assert {"rejected", "undecodable", "bad_key", "permanent", "crashed_worker", "behind_head", "failing"} == never

@@ -68,6 +68,8 @@ class DeadLetter(NamedTuple):
     replays: int  # automatic ones so far
     died_at: float
     rev: int
+    operation: int | None = None  # the last that replayed it
+    is_head: bool = True
 
 
 class Seen(NamedTuple):
@@ -146,8 +148,16 @@ def next_time(rule: AutoReplay, after: float) -> float | None:
 # ------------------------------------------------------------ which
 
 
-def why_not(rule: AutoReplay, letter: DeadLetter, now: float, dependency: str | None) -> str:
-    """Why a letter is left alone, or nothing. `dependency`: only letters that name it."""
+def why_not(rule: AutoReplay, letter: DeadLetter, now: float, dependency: str | None, first: int | None = None) -> str:
+    """Why a letter is left alone, or nothing.
+
+    `dependency`: only letters that name it. `first`: what this run, which began with that operation, has replayed and
+    is dead again is left until the next time.
+    """
+    if not letter.is_head:
+        return "it waits behind another letter"
+    if first is not None and letter.operation is not None and letter.operation >= first:
+        return "it was replayed and is dead again"
     if letter.reason not in MAY_PASS:
         return f"it died of {letter.reason}, which does not pass by itself"
     if letter.replays >= rule.times:

@@ -20,13 +20,13 @@ from redrive.policy.limiter import Bucket
 from redrive.replay.bulk import AUTOMATIC, Operation, Part, operation_of
 from redrive.replay.deed import Operator, Refusal
 from redrive.replay.letters import LetterDesk
-from redrive.replay.select import EVERYWHERE
 from redrive.runner.duty import Duty, fence
 from redrive.store.port import LetterRow, StoreTx
 
 RELAPSED = "the dependency failed again"
 OVER = "the run is over"
 LOOK_AGAIN = 0.1  # seconds, while an operation is under way
+PAGE, PAGES = 1_000, 5  # dead letters looked at in one step: a hundredth of a second
 
 
 class Next(NamedTuple):
@@ -45,6 +45,7 @@ class Healer:
         self._desk = LetterDesk(engine.store, engine.env, engine.signals, AUTOMATIC)
         self._operator = Operator(engine.store, engine.env, engine.signals, AUTOMATIC)
         self._name = f"auto-replay {duty.id}"
+        self._above, self._found = 0, list[DeadLetter]()  # how far we have looked for letters, and which we found
 
     def step(self) -> Next:
         """Do what is to be done now. Runs where writing happens."""
@@ -61,45 +62,53 @@ class Healer:
             return Next(0.0, idle=False)
         if seen.operation is not None:
             return self._go_on(seen.operation, seen, is_well=is_well)
+        if seen.cause is not None:  # a run whose next operation is not chosen yet
+            return self._choose(seen) if is_well else self._forget(seen)
         found, cause = healing.look(self.rule, seen, now, recoveries, is_well=is_well)
-        if cause is not None:
-            return self._begin(found)
         if found != seen:
             self._save(found)
+        if cause is not None:
+            return Next(0.0, idle=False)
         due_at = healing.next_time(self.rule, found.cron_at)
         return Next(None if due_at is None else max(0.0, due_at - now), idle=True)
 
     # ------------------------------------------------------------ an operation
 
-    def _begin(self, seen: Seen) -> Next:
-        """Freeze a selection, if there is any; the time or the recovery is answered in the same transaction."""
-        duty, now = self.duty, self._clock.now()
+    def _choose(self, seen: Seen) -> Next:
+        """Look for the next letters, a few pages at a time: others want to write meanwhile."""
+        rule, now = self.rule, self._clock.now()
+        named = self._named(seen)
+        with self._store.reading() as tx:
+            for _ in range(PAGES):
+                values = {"subscription": self.duty.id, "above": self._above, "limit": PAGE}
+                page = [DeadLetter(*row) for row in tx.sql.all("letters_to_heal", values)]
+                self._found += [one for one in page if not healing.why_not(rule, one, now, named, seen.first)]
+                if len(page) < PAGE or len(self._found) >= rule.batch:
+                    break
+                self._above = page[-1].position
+            else:
+                return Next(0.0, idle=False)
+        letters = healing.next_letters(self._found, rule.batch)
+        self._found, self._above = [], max((one.position for one in letters), default=0)
+        return self._begin(seen, letters) if letters else self._forget(seen)
+
+    def _begin(self, seen: Seen, letters: list[DeadLetter]) -> Next:
+        """Freeze the selection."""
         assert seen.cause is not None
-        with self._operator.acting(duty.id) as tx:
-            fence(duty, tx)
-            letters = self._candidates(tx, seen, now)
-            number = None
-            if letters:
-                values = {"action": "replay", "who": AUTOMATIC, "reason": self._reason(seen.cause), "now": now}
-                number = tx.sql.add("operation_add", {**values, "rate": self.rule.rate, "selected": len(letters)})
-                tx.sql.many("operation_letter_add", [(number, one.letter, one.rev) for one in letters])
+        values = {"action": "replay", "who": AUTOMATIC, "reason": self._reason(seen.cause), "now": self._clock.now()}
+        with self._operator.acting(self.duty.id) as tx:
+            fence(self.duty, tx)
+            number = tx.sql.add("operation_add", {**values, "rate": self.rule.rate, "selected": len(letters)})
+            tx.sql.many("operation_letter_add", [(number, one.letter, one.rev) for one in letters])
             first = number if seen.first is None else seen.first
-            over = seen._replace(operation=None, cause=None, first=None)
-            self._write(tx, over if number is None else seen._replace(operation=number, first=first))
+            self._write(tx, seen._replace(operation=number, first=first))
         return Next(0.0, idle=False)
 
-    def _candidates(self, tx: StoreTx, seen: Seen, now: float) -> list[DeadLetter]:
-        rule = self.rule
-        # What this run has replayed and is dead again is left until the next time.
-        values = {
-            "subscription": self.duty.id, "times": rule.times, "limit": rule.batch,
-            "since": 0.0 if rule.max_age is None else now - rule.max_age,
-            "before": EVERYWHERE if seen.first is None else seen.first,
-            "any": int(seen.cause is not Cause.RECOVERY), "dependency": self.duty.subscription.dependency,
-        }  # fmt: skip
-        found = [DeadLetter(*row) for row in tx.sql.all("letters_to_heal", values)]
-        may = [one for one in found if not healing.why_not(rule, one, now, self._named(seen))]
-        return healing.next_letters(may, rule.batch)
+    def _forget(self, seen: Seen) -> Next:
+        """The run is over."""
+        self._found, self._above = [], 0
+        self._save(seen._replace(operation=None, cause=None, first=None))
+        return Next(0.0, idle=False)
 
     def _go_on(self, number: int, seen: Seen, *, is_well: bool) -> Next:
         with self._store.reading() as tx:
@@ -148,13 +157,13 @@ class Healer:
             )
             tx.sql.run("operation_end", {"id": operation.id, "now": self._clock.now(), "cancelled": 0})
             over = seen._replace(operation=None)
-            over = over if goes_on else over._replace(cause=None, first=None)
-            self._write(tx, over)
+            self._write(tx, over if goes_on else over._replace(cause=None, first=None))
         facts = (operation.applied, operation.failed)
         self.duty.engine.signals.tell(
             [sig.AutoReplayEnded(self.duty.subscription.name, operation.id, *facts, str(how))]
         )
-        return self._begin(over) if goes_on else Next(0.0, idle=False)
+        self._above = self._above if goes_on else 0
+        return Next(0.0, idle=False)
 
     # ------------------------------------------------------------ what is known
 

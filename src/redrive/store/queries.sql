@@ -718,16 +718,14 @@ SELECT 1 FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.let
 WHERE o.operation = :id AND o.result = 'failed' AND l.dependency IS NOT NULL LIMIT 1
 
 -- name: letters_to_heal
--- Dead letters of a subscription that automatic replay may send round, the oldest first: only heads of their lanes.
--- The reasons are those of policy/healing.py, which looks again.
-SELECT l.id, l.position, l.lane, l.reason, l.dependency, l.auto_replays, coalesce(l.last_failed_at, l.parked_at), l.rev
+-- Dead letters whose failure may pass, the oldest first; the reasons are those of policy/healing.py, which decides the rest.
+SELECT l.id, l.position, l.lane, l.reason, l.dependency, l.auto_replays, coalesce(l.last_failed_at, l.parked_at), l.rev,
+       l.operation,
+       CASE WHEN EXISTS (SELECT 1 FROM redrive_letters h WHERE h.subscription = l.subscription AND h.lane = l.lane
+                         AND h.state IN ('retrying', 'dead') AND h.position < l.position) THEN 0 ELSE 1 END
 FROM redrive_letters l
 WHERE l.subscription = :subscription AND l.state = 'dead'
-  AND l.reason IN ('attempts_exhausted', 'breaker_open', 'retry_limited') AND l.auto_replays < :times
-  AND coalesce(l.last_failed_at, l.parked_at) >= :since AND (l.operation IS NULL OR l.operation < :before)
-  AND (:any = 1 OR l.dependency = :dependency)
-  AND NOT EXISTS (SELECT 1 FROM redrive_letters h WHERE h.subscription = l.subscription AND h.lane = l.lane
-                  AND h.state IN ('retrying', 'dead') AND h.position < l.position)
+  AND l.reason IN ('attempts_exhausted', 'breaker_open', 'retry_limited') AND l.position > :above
 ORDER BY l.position LIMIT :limit
 
 -- name: note_add

@@ -146,6 +146,8 @@ CREATE INDEX redrive_letters_event ON redrive_letters (event_id);
 CREATE INDEX redrive_letters_cause ON redrive_letters (fingerprint, subscription, id) WHERE state = 'dead';
 CREATE INDEX redrive_letters_key ON redrive_letters (key, id) WHERE state = 'dead';
 CREATE INDEX redrive_letters_time ON redrive_letters (coalesce(last_failed_at, parked_at)) WHERE state = 'dead';
+CREATE INDEX redrive_letters_healing ON redrive_letters (subscription, position)
+WHERE state = 'dead' AND reason IN ('attempts_exhausted', 'breaker_open', 'retry_limited');
 
 CREATE TABLE redrive_sieve (                        -- pieces of what dead letters say, see store/sieve.py
     letters INTEGER PRIMARY KEY,                    -- the number of a letter / 128
