@@ -177,7 +177,7 @@ class Couriers(TaskStaff):
         """What was raised for which of them; nothing, if all arrived."""
         events = [work.event for work in works if work.event is not None]
         try:
-            await self.sink.send(events)
+            await self._function(events)  # the sink's `send`, in a span where there are spans
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not any(work.timed_out for work in works) and task is not None and task.cancelling():

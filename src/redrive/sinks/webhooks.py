@@ -10,6 +10,7 @@ from redrive import cloudevents
 from redrive.clock import SystemClock
 from redrive.errors import Reject, UsageError
 from redrive.event import Event
+from redrive.observe.tracing import traced
 from redrive.sinks.addresses import Address, AddressRefused, parse
 from redrive.sinks.http import HttpSink, check_headers, failure, secrets_in
 from redrive.sinks.signing import Secret, keys, sign
@@ -19,7 +20,6 @@ Secrets = Secret | Sequence[Secret]
 Headers = Mapping[str, str]
 Method = Literal["GET", "HEAD", "OPTIONS"]
 
-_TRACE = ("traceparent", "tracestate")
 _NOT_WELL = frozenset({408, 425, 429})
 _clock = SystemClock()
 
@@ -93,9 +93,8 @@ class Webhook(HttpSink):
             headers = {"content-type": "application/cloudevents+json; charset=utf-8"}
             body = cloudevents.encode(event, self.source)
         headers["idempotency-key"] = headers.get("ce-id") or cloudevents.header_text(event.id)
-        if event.headers_raw is not None:
-            traces = event.headers
-            headers |= {name: cloudevents.header_text(traces[name]) for name in _TRACE if name in traces}
+        if traces := traced(None, event):
+            headers |= {name: cloudevents.header_text(text) for name, text in traces.items()}
         if mine:
             headers |= mine
         secret = self._secret
