@@ -26,7 +26,7 @@ from redrive.store.port import LetterRow, StoreTx
 RELAPSED = "the dependency failed again"
 OVER = "the run is over"
 LOOK_AGAIN = 0.1  # seconds, while an operation is under way
-PAGE, PAGES = 1_000, 5  # dead letters looked at in one step: a hundredth of a second
+PAGE, PAGES = 1_000, 2  # dead letters looked at in one step: a hundredth of a second
 
 
 class Next(NamedTuple):
