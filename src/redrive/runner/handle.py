@@ -27,6 +27,7 @@ from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.log import events_after
 from redrive.store.sql import Row
 
+ROOM_SHARE = 8  # what part of a window is worth a look into the log while as much is ready
 SPAN = 10  # how many windows of settled events may lie above the oldest unsettled one
 
 
@@ -52,7 +53,9 @@ class Handling:
             return 0 if duty.lanes or len(self.desk) else 1
         # Done rows above a slow key cost little; unsettled works are what memory and a crash must bear.
         limit = duty.engine.settings.window_max
-        return max(0, min(limit - len(self.desk), SPAN * limit - len(duty.window)))
+        room = max(0, min(limit - len(self.desk), SPAN * limit - len(duty.window)))
+        # A look into the log costs the same for one event and for hundreds: while there is enough to call, wait.
+        return 0 if room < limit // ROOM_SHARE < len(self.desk.ready) else room
 
     def take_in(self, events: list[Event[Any]]) -> int:
         """Queue what the filter asks for; stop before an event of a full lane. How many are behind us."""
@@ -152,7 +155,7 @@ class Handling:
         result = Round()
         if group or self.duty.window.plan(()).prefix != self.duty.window.position:
             self._settle(group, result)
-        with self.duty.engine.store.reading() as tx:
+        with self.duty.engine.store.reading(snapshot=False) as tx:
             self.duty.refresh(tx)
             if self.gate is not None:
                 self.gate.look(tx)

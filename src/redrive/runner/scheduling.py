@@ -92,7 +92,7 @@ class Scheduler:
 def append_due(engine: Engine) -> Look:
     """Append what is due, as much as one transaction may hold. Runs where writing happens."""
     clock, limit = engine.env.clock, engine.settings.batch_max
-    with engine.store.reading() as tx:
+    with engine.store.reading(snapshot=False) as tx:
         due_at, was_set_back = next_due(tx.sql, clock.now())
     if due_at is None:
         return Look(False, None)

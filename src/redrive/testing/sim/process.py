@@ -178,9 +178,9 @@ class SimStore(SqliteStore):
         process.check_alive()
 
     @contextmanager
-    def reading(self) -> Iterator[SqliteTx]:
+    def reading(self, *, snapshot: bool = True) -> Iterator[SqliteTx]:
         self._pass("read")
-        with super().reading() as tx:
+        with super().reading(snapshot=snapshot) as tx:
             yield tx
 
     def changed(self) -> bool:
