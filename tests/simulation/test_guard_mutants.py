@@ -34,7 +34,8 @@ WORLD: dict[str, Any] = {
 LIMITED = {**WORLD, "dependency": replace(SICK, limit="5/s"), "call": 0.0, "append_every": 0.0, "order": "none"}
 SHARED = {**WORLD, "faults": Faults(), "call": 0.3, "events": 20, "partitions": 3, "repartition": 3}
 SHARED_LIMIT = {
-    **SHARED, "dependency": replace(SICK, limit="5/s", failures=1000), "call": 0.0, "append_every": 0.0, "order": "none",
+    **SHARED, "dependency": replace(SICK, limit="5/s", failures=1000), "call": 0.0, "append_every": 0.0,
+    "order": "none",
 }  # fmt: skip
 DEATHS = {**WORLD, "faults": Faults(crash=0.01, chaos=1.0)}
 MUTANTS: list[Mutant] = []

@@ -63,7 +63,7 @@ class Dependency:
             cooldown=dice.choice([1.0, 1.5]),
             limit=dice.choice([None, None, "5/s", "20/s"]),
             when_open=dice.choice(["pause", "pause", "pause", "bury"]),
-            budget=dice.choice([3.0, 20.0, 100.0]),
+            budget=dice.choice([8.0, 20.0, 100.0]),
             over=dice.choice(["wait", "wait", "bury"]),
         )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NAME = "outside"
 CALL_MAX = 0.4  # seconds that a call takes at most, so that a worker that is not held up soon looks at the store again
 STALE = 0.8  # seconds after which such a worker knows how the breaker stands
+NEARLY = 0.05  # of a call: a bucket rounds a little
 SICK_FOR = 3.0  # seconds after the other trouble is over, at most
 BREAKER = "SELECT state, since FROM redrive_breakers WHERE name = ?"
 
@@ -56,7 +57,7 @@ class Outside:
         self.calls: Counter[str] = Counter()
         self._latest: dict[str, Arrival] = {}  # of each event, until what came of it is seen
         self._successes = 0  # of probes, since it is probing
-        self._clocks: tuple[float, ...] = ()
+        self._offset = 0.0  # of the wall clock
         self._fair_since = 0  # arrivals before this one came by other clocks
 
     def guards(self) -> dict[str, Any]:
@@ -102,21 +103,25 @@ class Outside:
         if knows and self.state == "open" and now - self.left["probing"] > STALE:
             self.world.fail(f"open: {planned.id} is called by {process.owner}, who knows that the breaker is open")
         self.arrivals.append(arrival)
-        self._latest[planned.id] = arrival
+        if self._is_owned(arrival):
+            self._latest[planned.id] = arrival
         self._check_probes()
         self._check_limit()
         return arrival
 
     def _check_probes(self) -> None:
         """At most so many are under way of those who own what they work on, whatever others believe to own."""
-        under_way = [one for one in self.arrivals if one.probe is not None and self._is_under_way(one)]
+        fair = self.arrivals[self._fair_since :]
+        under_way = [one for one in fair if one.probe is not None and self._is_under_way(one)]
         if self.state == "probing" and len(under_way) > self.dependency.probes:
             told = [f"{one.planned.id} of {one.process.owner}" for one in under_way]
             self.world.fail(f"probes: {told} are under way, {self.dependency.probes} may be")
 
     def _is_under_way(self, arrival: Arrival) -> bool:
-        owned = self.workload.checker.seen.member_of(arrival.planned).epoch == arrival.epoch
-        return owned and not arrival.over and not arrival.process.dead
+        return self._is_owned(arrival) and not arrival.over and not arrival.process.dead
+
+    def _is_owned(self, arrival: Arrival) -> bool:
+        return self.workload.checker.seen.member_of(arrival.planned).epoch == arrival.epoch
 
     def _check_limit(self) -> None:
         """No stretch of time sees more than the bucket holds, fills, and what each caller has got in advance."""
@@ -126,16 +131,16 @@ class Outside:
         for count, one in enumerate(reversed(self.arrivals[self._fair_since :]), 1):
             callers.add((one.process.owner, one.epoch, self.workload.checker.seen.member_of(one.planned)))
             fair = self.bucket.burst * (1 + len(callers)) + self.bucket.rate * (last.at - one.at)
-            if count > fair + 1e-6:
+            if count > fair + NEARLY:
                 self.world.fail(f"limit: {count} calls in {last.at - one.at:.3f} s, {self.dependency.limit} is allowed")
 
     def _notice_clocks(self) -> None:
-        """Who shares a bucket shares a clock: after one was set, or differs from another, counting starts over."""
-        alive = [process for process in self.world.workers.values() if not process.dead]
-        clocks = (self.world.clock.now() - self.world.clock.monotonic(), *(one.clock.skew for one in alive))
-        if len(set(clocks[1:])) > 1 or clocks[0] != (self._clocks or clocks)[0]:
+        """Who shares a breaker or a bucket shares a clock: while one differs, or after all were set, we start over."""
+        offset = round(self.world.clock.now() - self.world.clock.monotonic(), 3)
+        skews = {process.clock.skew for process in self.world.workers.values() if not process.dead}
+        if len(skews) > 1 or offset != self._offset:
             self._fair_since = len(self.arrivals) + 1
-        self._clocks = clocks
+        self._offset = offset
 
     # ------------------------------------------------------------ the breaker
 
@@ -148,6 +153,7 @@ class Outside:
             self.world.note(NAME, state)
             self._successes = 0
         self.state, self.since = state, since
+        self._notice_clocks()
         self._heed()
         self._check_attempts()
 
