@@ -91,7 +91,10 @@ class Gate:
         """How many permits to ask the store for, with so many works ready."""
         if self.stands_open or self._is_tripping or self._monotonic() < self._ask_at:
             return 0
-        return min(ASK_MAX, ready - len(self._permits))
+        limit = brk.limit_after(self.breaker, self._limit, self.duty.engine.env.clock.now())
+        # Permits that lie here while calls are slow would all be used at once when they are fast again.
+        most = ASK_MAX if limit is None else min(ASK_MAX, limit.burst)
+        return min(most, ready) - len(self._permits)
 
     def pause(self) -> float:
         """Seconds until it is worth asking again."""
@@ -135,8 +138,10 @@ class Gate:
         return PROBE_SECONDS_MAX if timeout is None else min(PROBE_SECONDS_MAX, 2 * timeout)
 
     def blocked(self) -> out.Blocked | None:
-        """The fate of what is ready, if an open breaker is to bury it."""
-        if self.rule is None or self.rule.when_open != "bury" or self.breaker.state is not State.OPEN:
+        """The fate of what is ready, if an open breaker is to bury it; when it has cooled, some of it may be probes."""
+        if self.rule is None or self.rule.when_open != "bury":
+            return None
+        if not brk.is_cooling(self.breaker, self.duty.engine.env.clock.now()):
             return None
         return blocked(act.BREAKER_OPEN, "BreakerOpen", f"the breaker {self.name!r} was open")
 
