@@ -17,7 +17,7 @@ from redrive.policy.rules import Rules
 from redrive.runtime import Runtime
 from redrive.sinks.port import Sink
 from redrive.sources.log import Log
-from redrive.subscription import KeyBy, Order, Subscription, count_arguments
+from redrive.subscription import KeyBy, Order, Subscription, check_breaker, count_arguments
 from redrive.tracking.intake import Patterns
 from redrive.tracking.intake import intake as limited
 from redrive.units import duration
@@ -183,6 +183,7 @@ class Declarations:
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
         if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
             raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
+        check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = subscription
 
     def _types(self, types: tuple[str | type, ...]) -> tuple[str, ...]:

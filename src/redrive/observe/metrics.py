@@ -190,6 +190,7 @@ REBUILDING = _gauge(
     "redrive_rebuilding", "subscription", "1 while it is on its way back to where it was before a reset."
 )
 BREAKER_STATE = _gauge("redrive_breaker_state", "breaker", "0 closed, 1 probing, 2 open.")
+BREAKER_KEYS = _gauge("redrive_breaker_keys", "breaker state", "Keys whose own breaker is in this state.")
 LOG_POSITION = _gauge("redrive_log_position", "log", "Position of the newest event.")
 LOG_AGE = _gauge("redrive_log_age_seconds", "log", "Age of the oldest event that is kept.")
 REPLAYED = _gauge(
