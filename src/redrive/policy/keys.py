@@ -62,6 +62,11 @@ def is_clean(breaker: Breaker, now: float) -> bool:
     return lets_all(breaker, now) and not breaker.failures
 
 
+def fades(breaker: Breaker, now: float) -> bool:
+    """Will it be clean by itself, when its rate has grown enough?"""
+    return breaker.state is State.CLOSED and not breaker.failures and not is_clean(breaker, now)
+
+
 def shut_for(admission: Admission, rule: Rule) -> float:
     """How long what was not let through stays away, though somebody may close the breaker earlier."""
     if not math.isinf(admission.wait):

@@ -81,11 +81,12 @@ def _breakers(tx: StoreTx, declared: Iterable[str]) -> Iterator[Sample]:
     for name in declared:
         label = name.removesuffix("/")
         yield m.BREAKER_STATE, (label,), BREAKER_STATES[tx.guards.breaker(name).state]
+        counts: dict[str, int] = {}
         if name.endswith("/"):
             low, high = bounds(name)
-            counts: dict[str, int] = dict(tx.sql.all("breakers_count", {"low": low, "high": high}))
-            for state in (State.OPEN, State.PROBING):
-                yield m.BREAKER_KEYS, (label, str(state)), float(counts.get(state, 0))
+            counts.update(tx.sql.all("breakers_count", {"low": low, "high": high}))
+        for state in (State.OPEN, State.PROBING):
+            yield m.BREAKER_KEYS, (label, str(state)), float(counts.get(state, 0))
 
 
 def _logs(tx: StoreTx, env: Env) -> Iterator[Sample]:

@@ -169,9 +169,10 @@ class KeyGate(Gate):
         waiting = [self._ask_again.get(self._slot(work.key), 0.0) for work in self.desk.aside]
         return max(0.0, min([self._sweep_at, *waiting]) - self._monotonic())
 
-    def has_questions(self, asked: Sequence[Work]) -> bool:
-        """Is it worth a transaction?"""
-        return bool(asked) or self._monotonic() >= self._sweep_at
+    @property
+    def has_to_sweep(self) -> bool:
+        """Is it time to tidy up?"""
+        return self._monotonic() >= self._sweep_at
 
     def ask_for(self, works: Sequence[Work]) -> list[tuple[Work, Verdict]]:
         """What becomes of these. Runs where writing happens. A power cut that takes it back takes us, too."""
@@ -180,7 +181,6 @@ class KeyGate(Gate):
         for work in works:
             by_slot.setdefault(self._slot(work.key), []).append(work)
         told: list[tuple[Work, Verdict]] = []
-        sweeps, rest = self._monotonic() >= self._sweep_at, False
         with duty.engine.store.transaction(durable=False) as tx:
             fence(duty, tx)
             now = duty.engine.env.clock.now()
@@ -188,15 +188,10 @@ class KeyGate(Gate):
                 mine = by_slot[slot]
                 found[slot], verdicts = self._judge(tx, slot, len(mine), now)
                 told += zip(mine, verdicts, strict=True)
-            if sweeps:
-                rest = self._sweep(tx, now)
         for slot, breaker in found.items():
             self._not_made.pop(slot, None)
             self._understand(slot, breaker, now)
-        if sweeps:
-            self._sweep_at = math.inf
-        if rest or works:
-            self._sweep_at = min(self._sweep_at, self._monotonic() + SWEEP_EVERY)
+        self._sweep_at = min(self._sweep_at, self._monotonic() + SWEEP_EVERY)
         return told
 
     def _judge(self, tx: StoreTx, slot: str, count: int, now: float) -> tuple[Breaker, list[Verdict]]:
@@ -220,16 +215,18 @@ class KeyGate(Gate):
             tx.guards.take_probes(name, owner, probes, now + self._probe_seconds())
         return admission.breaker, verdicts
 
-    def _sweep(self, tx: StoreTx, now: float) -> bool:
-        """Remove what has nothing to tell; will there be more of it?"""
-        found = tx.guards.keyed(self._name(""), policy.KEYS_MAX)
-        for slot, breaker in found.items():
-            if is_clean(breaker, now):
-                tx.guards.forget(self._name(slot), breaker)
-        fading = any(
-            one.state is State.CLOSED and not one.failures and not is_clean(one, now) for one in found.values()
-        )
-        return tx.guards.forget_full(self._buckets, now) or fading
+    def sweep(self) -> None:
+        """Remove what has nothing to tell. Runs where writing happens, and by itself: it locks rows of others."""
+        with self.duty.engine.store.transaction(durable=False) as tx:
+            fence(self.duty, tx)
+            now = self.duty.engine.env.clock.now()
+            found = tx.guards.keyed(self._name(""), policy.KEYS_MAX)
+            for slot, breaker in found.items():
+                if is_clean(breaker, now):
+                    tx.guards.forget(self._name(slot), breaker)
+            fading = any(policy.fades(breaker, now) for breaker in found.values())
+            more = tx.guards.forget_full(self._buckets, now) or fading
+        self._sweep_at = self._monotonic() + SWEEP_EVERY if more else math.inf
 
     def decide(self, told: Iterable[tuple[Work, Verdict]]) -> None:
         """Do as the store has said."""
@@ -338,7 +335,7 @@ class KeyGate(Gate):
             self._known.pop(slot, None)
         else:
             self._known[slot] = breaker
-            if breaker.state is State.CLOSED and not breaker.failures:
+            if policy.fades(breaker, now):
                 self._sweep_at = min(self._sweep_at, self._monotonic() + SWEEP_EVERY)
         if breaker.state is was:
             return

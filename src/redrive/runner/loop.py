@@ -265,8 +265,10 @@ class HandlerLoop(Loop):
     async def _ask_for(self, keys: KeyGate, stale: list[Work]) -> None:
         """What the gates of single keys hold back: may it go by now?"""
         asked = keys.sift(stale)
-        if keys.has_questions(asked):
+        if asked:
             keys.decide(await self.bridge.run(lambda: keys.ask_for(asked)))
+        if keys.has_to_sweep:
+            await self.bridge.run(keys.sweep)
 
     async def _may_call(self, count: int) -> bool:
         """Does the gate let any through? It is asked for as many."""

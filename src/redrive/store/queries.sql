@@ -1053,10 +1053,6 @@ RETURNING full_at
 -- name: bucket_save
 UPDATE redrive_buckets SET full_at = :full_at WHERE name = :name
 
--- name: buckets_forget
--- A full bucket and none at all are the same.
-DELETE FROM redrive_buckets WHERE name > :low AND name < :high AND full_at <= :now
-
 -- name: buckets_between
 SELECT 1 FROM redrive_buckets WHERE name > :low AND name < :high LIMIT 1
 
