@@ -251,7 +251,7 @@ class Handling:
             self._write_bad(settling, work, result)
 
     def _write_bad(self, settling: Settling, work: Work, result: Round) -> None:
-        action = decision(self.duty, work, None if self.keys is None else self.keys.blamed_for(work))
+        action = decision(self.duty, work, None if self.keys is None else self.keys.blamed.get(work))
         match action:
             case act.Rerun(wait):
                 result.reruns.append((work, wait))

@@ -44,7 +44,7 @@ class KeyGate(Gate):
         self._ask_again: dict[str, float] = {}  # on the monotonic clock, by key: asking earlier would be in vain
         self._not_made: Counter[str] = Counter()  # probes that were taken from the store: others may make them
         self._heard: dict[str, Breaker] = {}  # how they stand when the transaction at hand has committed
-        self._blamed: dict[Work, float] = {}  # those whose breaker takes the blame, and is open for so long
+        self.blamed: dict[Work, float] = {}  # works whose key takes the blame: its breaker is open for so long
         self._look_at = self._sweep_at = 0.0
 
     def _slot(self, key: str | None) -> str:
@@ -289,7 +289,7 @@ class KeyGate(Gate):
 
     def feed(self, settling: Settling, group: Sequence[Work]) -> None:
         """Tell the breakers what came of these calls, in the transaction that settles them, and before that."""
-        self._heard, self._blamed = {}, {}
+        self._heard, self.blamed = {}, {}
         by_slot: dict[str, list[tuple[Work, Answer | None]]] = {}
         for work in group:
             answer, slot = self._answer(work), self._slot(work.key)
@@ -312,11 +312,7 @@ class KeyGate(Gate):
         self._heard[slot] = after
         if after.state is State.OPEN and self._rule.when_open == "pause":
             bad = [work for work, answer in told if answer is not None and not answer.good and work.lane is not None]
-            self._blamed.update((work, self._seconds(after, now)) for work in bad)
-
-    def blamed_for(self, work: Work) -> float | None:
-        """For how long the failure of this call has left the breaker of its key open; None if it has not."""
-        return self._blamed.get(work) if self._blamed else None
+            self.blamed.update((work, self._seconds(after, now)) for work in bad)
 
     def fed(self, group: Sequence[Work], now: float) -> None:
         """That was committed."""
@@ -325,7 +321,7 @@ class KeyGate(Gate):
         for slot, breaker in self._heard.items():
             self._not_made.pop(slot, None)
             self._understand(slot, breaker, now)
-        self._heard, self._blamed = {}, {}
+        self._heard, self.blamed = {}, {}
         self._streak = 0
 
     def _understand(self, slot: str, breaker: Breaker, now: float) -> None:
