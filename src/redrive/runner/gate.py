@@ -55,9 +55,9 @@ class Gate:
         """Does it let everything through?"""
         return (
             self._limit is None
-            and self._ramp_until <= self._monotonic()
             and self.breaker.state is State.CLOSED
-            and not self._is_tripping
+            and not (self._streak and self._is_tripping)
+            and not (self._ramp_until and self._ramp_until > self._monotonic())
         )
 
     @property
@@ -74,7 +74,7 @@ class Gate:
 
     def pass_one(self, ready: deque[Work]) -> Work:
         """The next work that may be called; IndexError if there is none, or no permit for it. From any thread."""
-        if self._is_tripping:
+        if self._streak and self._is_tripping:
             raise IndexError
         permit = _FREE if self.stands_open else self._permits.popleft()
         try:
@@ -234,7 +234,8 @@ class Gate:
     def _learn(self, breaker: Breaker, now: float) -> None:
         """The breaker stands like this: permits that were got before it changed are void."""
         self.breaker = breaker
-        self._ramp_until = self._monotonic() + brk.ramp_left(breaker, now)
+        left = brk.ramp_left(breaker, now)
+        self._ramp_until = self._monotonic() + left if left else 0.0
         if breaker.state is self._told:
             return
         self._told = breaker.state
