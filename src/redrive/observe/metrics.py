@@ -96,6 +96,12 @@ LANES_FULL = _counter("redrive_lane_full_total", "subscription", "Times that int
 BREAKER_OPENED = _counter("redrive_breaker_opened_total", "breaker", "Times that a breaker opened.")
 BREAKER_PROBING = _counter("redrive_breaker_probing_total", "breaker", "Times that probing a dependency began.")
 BREAKER_CLOSED = _counter("redrive_breaker_closed_total", "breaker", "Times that a breaker closed again.")
+AUTO_REPLAYED = _counter(
+    "redrive_auto_replayed_total", "subscription how", "Dead letters replayed automatically, by cron or recovery."
+)
+AUTO_REPLAYS = _counter(
+    "redrive_auto_replays_total", "subscription outcome", "Automatic replays that ended: done, relapse or cancelled."
+)
 RULES_BROKEN = _counter(
     "redrive_rules_broken_total", "subscription", "Rules that could not answer; the letter is kept."
 )
@@ -152,6 +158,8 @@ HEARD: tuple[Heard, ...] = (
     Heard(sig.BreakerOpened, BREAKER_OPENED, _breaker),
     Heard(sig.BreakerProbing, BREAKER_PROBING, _breaker),
     Heard(sig.BreakerClosed, BREAKER_CLOSED, _breaker),
+    Heard(sig.AutoReplayed, AUTO_REPLAYED, lambda s: (s.subscription, s.cause), lambda s: float(s.count)),
+    Heard(sig.AutoReplayEnded, AUTO_REPLAYS, lambda s: (s.subscription, s.how)),
     Heard(sig.RuleBroken, RULES_BROKEN, _subscription),
     Heard(sig.Spooled, SPOOLED, lambda s: (), lambda s: float(s.count)),
     Heard(sig.SpoolTaken, SPOOL_TAKEN, lambda s: (), lambda s: float(s.count)),
@@ -190,6 +198,7 @@ REBUILDING = _gauge(
     "redrive_rebuilding", "subscription", "1 while it is on its way back to where it was before a reset."
 )
 BREAKER_STATE = _gauge("redrive_breaker_state", "breaker", "0 closed, 1 probing, 2 open.")
+BREAKER_KEYS = _gauge("redrive_breaker_keys", "breaker state", "Keys whose own breaker is in this state.")
 LOG_POSITION = _gauge("redrive_log_position", "log", "Position of the newest event.")
 LOG_AGE = _gauge("redrive_log_age_seconds", "log", "Age of the oldest event that is kept.")
 REPLAYED = _gauge(
@@ -203,8 +212,8 @@ SIGNALS_DROPPED = _gauge(
 
 SCRAPED: tuple[Metric, ...] = (
     STORE_UP, STORE_BYTES, LAG_EVENTS, LAG_SECONDS, SETTLED_AT, LETTERS, LETTER_AGE, LETTERS_DUE, PARKED_LANES,
-    FULLEST_LANE, HALTED, PAUSED, OWNED, REBUILDING, BREAKER_STATE, LOG_POSITION, LOG_AGE, SCHEDULED_LATE, REPLAYED,
-    WORKERS, SIGNALS_DROPPED,
+    FULLEST_LANE, HALTED, PAUSED, OWNED, REBUILDING, BREAKER_STATE, BREAKER_KEYS, LOG_POSITION, LOG_AGE,
+    SCHEDULED_LATE, REPLAYED, WORKERS, SIGNALS_DROPPED,
 )  # fmt: skip
 
 TOLD: tuple[Metric, ...] = tuple(dict.fromkeys(heard.metric for heard in HEARD))

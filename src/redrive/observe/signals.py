@@ -170,6 +170,7 @@ class BreakerOpened(Signal, frozen=True):
     subscription: str
     breaker: str
     seconds: float
+    key: str = ""  # where each key has one
 
 
 class BreakerProbing(Signal, frozen=True):
@@ -177,6 +178,7 @@ class BreakerProbing(Signal, frozen=True):
 
     subscription: str
     breaker: str
+    key: str = ""
 
 
 class BreakerClosed(Signal, frozen=True):
@@ -184,6 +186,26 @@ class BreakerClosed(Signal, frozen=True):
 
     subscription: str
     breaker: str
+    key: str = ""
+
+
+class AutoReplayed(Signal, frozen=True):
+    """Dead letters were sent round again without anybody asking; `cause` is cron or recovery."""
+
+    subscription: str
+    operation: int
+    count: int
+    cause: str
+
+
+class AutoReplayEnded(Signal, frozen=True):
+    """An automatic replay is over: done, by a relapse of the dependency, or cancelled."""
+
+    subscription: str
+    operation: int
+    applied: int
+    failed: int
+    how: str
 
 
 class RuleBroken(Signal, frozen=True):
@@ -247,7 +269,8 @@ class Stopping(Signal, frozen=True):
 ALL: tuple[type[Signal], ...] = (
     Appended, Scheduled, CameDue, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken,
     LeaseReleased, LeaseLost, Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed,
-    RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused, TrackLimited, Stopping,
+    AutoReplayed, AutoReplayEnded, RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused,
+    TrackLimited, Stopping,
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]
@@ -267,6 +290,11 @@ class Signals:
         """Add a listener; it gets a sequence of signals per batch."""
         self._listeners.append(listener)
         return listener
+
+    @property
+    def are_heard(self) -> bool:
+        """Does anybody listen? Else a signal need not be made."""
+        return bool(self._listeners)
 
     def tell(self, signals: Iterable[Signal]) -> None:
         """Hand over what happened; never blocks, never raises."""

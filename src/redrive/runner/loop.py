@@ -7,7 +7,7 @@ later). It never decides about an event; that is policy, and never writes; that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from redrive.errors import StoreError
@@ -19,6 +19,7 @@ from redrive.runner.budget import Budget
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
 from redrive.runner.handle import Handling, Round
+from redrive.runner.keygate import KeyGate
 from redrive.runner.project import Projector
 from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
 from redrive.runner.wake import Wake
@@ -133,6 +134,7 @@ class HandlerLoop(Loop):
             await self._staff.close()
             for handle in self._delayed.values():
                 handle.cancel()
+            _forget_outcomes([*self.desk.outbox, *self.desk.running])
 
     async def _round(self) -> None:
         """Renew, settle what is done, take in what there is room for, hand out what may run."""
@@ -145,7 +147,7 @@ class HandlerLoop(Loop):
         paused, asked = self.duty.paused, bool(group or due or room)
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
         gate = self.work.gate
-        shut = gate is not None and gate.is_shut  # others, or an operator, may know better by now
+        shut = gate is not None and gate.watches  # others, or an operator, may know better by now
         if asked or paused or held or shut or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
@@ -187,7 +189,10 @@ class HandlerLoop(Loop):
             return []
         lanes, now = self.duty.lanes, self.duty.engine.env.clock.now()
         room = max(1, self.duty.engine.settings.window_max - len(self.desk))
-        may, over = await self._budget.sift(lanes.take_due(now, room))
+        due = lanes.take_due(now, room)
+        if self.work.keys is not None:
+            due = self.work.keys.defer(due)
+        may, over = await self._budget.sift(due)
         if over and self._budget.buries:
             self._over.update(head.letter for _, head in over)
             return may + over
@@ -202,11 +207,12 @@ class HandlerLoop(Loop):
         return shut or (not self._budget.buries and self._budget.pause() > 0)
 
     def _learn(self, group: list[Work], result: Round) -> int:
-        """After the commit: free the lanes, queue what was read; how many rows were taken in."""
+        """After the commit: free the lanes, queue what was read; how many events were taken in."""
+        _forget_outcomes(result.bad)
         kept = {work for work, _ in result.reruns}
         loop = asyncio.get_running_loop()
         for work, wait in result.reruns:
-            work.reruns, work.outcome = work.reruns + 1, None
+            work.reruns += 1
             self._delayed[work] = loop.call_later(wait, self._again, work)
         for work in result.deferred:
             kept.add(work)
@@ -216,7 +222,7 @@ class HandlerLoop(Loop):
             self.work.halt = result.halt
         self.work.take_letters(result.letters, self._over)
         self._over.clear()
-        taken = self.work.take_in(result.rows)
+        taken = self.work.take_in(result.events)
         self.tell_full_lane(self.work.lane_full)
         return taken
 
@@ -232,7 +238,7 @@ class HandlerLoop(Loop):
 
     def _give_back(self, work: Work) -> None:
         """The attempt did not count: a stop, or the store was down. This loop ends; its successor reads it again."""
-        work.outcome, work.effects = None, None
+        work.effects = None
         self.stopping = True
 
     async def _hand_out(self) -> None:
@@ -240,7 +246,9 @@ class HandlerLoop(Loop):
         desk = self.desk
         if self.stopping:
             return
-        desk.look_again()
+        stale = desk.look_again()
+        if self.work.keys is not None:
+            await self._ask_for(self.work.keys, stale)
         blocked = self.work.gate.blocked() if self.work.gate is not None else None
         if blocked is not None:
             desk.block(blocked)
@@ -256,6 +264,14 @@ class HandlerLoop(Loop):
                 return
             desk.ready.appendleft(work)
         self._staff.wake(count)
+
+    async def _ask_for(self, keys: KeyGate, stale: list[Work]) -> None:
+        """What the gates of single keys hold back: may it go by now?"""
+        asked = keys.sift(stale)
+        if asked:
+            keys.decide(await self.bridge.run(lambda: keys.ask_for(asked)))
+        if keys.has_to_sweep:
+            await self.bridge.run(keys.sweep)
 
     async def _may_call(self, count: int) -> bool:
         """Does the gate let any through? It is asked for as many."""
@@ -274,6 +290,8 @@ class HandlerLoop(Loop):
             pause = min(pause, self._budget.pause())
         if gate is not None and gate.is_shut and self.desk.ready:
             pause = min(pause, gate.pause())
+        if self.work.keys is not None and not self.stopping:
+            pause = min(pause, self.work.keys.pause())
         if timeout is not None and self.desk.running:
             now = self._monotonic()
             ends = [work.started + timeout - now for work in list(self.desk.running) if not work.timed_out]
@@ -284,5 +302,12 @@ class HandlerLoop(Loop):
         """Settle what is finished; the rest was not started and is given back by not being settled."""
         group = self._take_outbox()
         while group:
-            await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
+            result: Round = await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
+            _forget_outcomes(result.bad)
             group = self._take_outbox()
+
+
+def _forget_outcomes(works: Iterable[Work]) -> None:
+    """What was raised refers to frames that refer to the work: the collector does not find such a circle."""
+    for work in works:
+        work.outcome = work.error = None
