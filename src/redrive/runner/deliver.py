@@ -180,9 +180,9 @@ class Couriers(TaskStaff):
         if before is not None:  # a stop leaves no letter to queue behind: this one is given back as well
             work.outcome = before
         else:
-            work.outcome = out.APPLIED if error is None else self._outcome(work, error)
-            if work.lane is not None and not isinstance(work.outcome, out.Applied | out.Ignored):
-                failed[work.lane] = work.outcome
+            work.outcome = outcome = out.APPLIED if error is None else self._outcome(work, error)
+            if outcome is not out.APPLIED and work.lane is not None and not isinstance(outcome, out.Ignored):
+                failed[work.lane] = outcome
         self.desk.outbox.append(work)
         gate = self.loop.work.gate
         if gate is not None and gate.called(work):
