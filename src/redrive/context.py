@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SAME_KEY: Any = object()  # the default of emit's key: the one being handled
 
 
-class Emission(msgspec.Struct, frozen=True):
+class Emission(msgspec.Struct, frozen=True, gc=False):
     """An event to append in the settling transaction."""
 
     log: str
@@ -58,13 +58,15 @@ class Tx:
     Both are the same on every store; `connection` is the raw driver's.
     """
 
-    __slots__ = ("_emit", "connection", "event", "execute", "executemany")
+    __slots__ = ("_cancel", "_emit", "connection", "event", "execute", "executemany")
 
-    def __init__(self, tx: Opened, emit: Callable[..., str] | None = None) -> None:
+    def __init__(
+        self, tx: Opened, emit: Callable[..., str] | None = None, cancel: Callable[..., bool] | None = None
+    ) -> None:
         self.connection = tx.connection
         self.execute = tx.execute  # bound once: the hot path of every projection
         self.executemany = tx.executemany
-        self._emit = emit
+        self._emit, self._cancel = emit, cancel
         self.event: Event[Any] | None = None  # the one a projection is called for
 
     def emit(
@@ -89,6 +91,17 @@ class Tx:
         return self._emit(
             self.event, log, type, data, key, headers=headers, expected_version=expected_version, after=after, at=at
         )
+
+    def cancel(self, log: Any, id: str) -> bool:
+        """Take a scheduled event back in this transaction: the id is what `emit` returned.
+
+        False if it is not there: it has come due, or was taken back before. A rebuild takes nothing back, and says what
+        was said then: False if the event is in the log.
+        """
+        if self._cancel is None:
+            raise UsageError("cancel belongs to projections; here, use log.cancel(id, tx=tx)")
+        assert self.event is not None
+        return self._cancel(self.event, _name_of(log, "cancel"), id)
 
 
 class Emitter:
@@ -267,7 +280,9 @@ class Ctx:
                 saved = (self.key, self._loaded[0], raw)
         if saved is None and self._emissions is None and self._statements is None:
             return None
-        return Effects(tuple(self._statements or ()), tuple(self._emissions or ()), saved)
+        if self._statements is None:
+            return _Plain((), tuple(self._emissions or ()), saved)
+        return Effects(tuple(self._statements), tuple(self._emissions or ()), saved)
 
     def kill(self) -> None:
         """The function overran its timeout: whatever it still asks is refused."""
@@ -284,6 +299,10 @@ class Effects(msgspec.Struct, frozen=True):
     statements: tuple[tuple[str, Any], ...] = ()
     emissions: tuple[Emission, ...] = ()
     state: tuple[str, int, bytes] | None = None  # key, the version it was read at, encoded ("" deletes)
+
+
+class _Plain(Effects, frozen=True, gc=False):
+    """Effects without anything of the user's in them: they cannot be part of a circle."""
 
 
 def _name_of(log: Any, verb: str) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
 from redrive import App, StoreError
 from redrive.observe.signals import Halted, Resumed, Settled, Signal
 from redrive.settings import Settings
+from redrive.store.postgres.store import PostgresStore
 
 SETTINGS = Settings(pool_max=2, busy_timeout=0.2, halt_wait=0.02, halt_wait_max=0.05)
 PATIENCE = 90.0  # seconds until something counts as never; a busy machine may need many
@@ -106,3 +108,24 @@ def test_a_pool_that_users_have_emptied_costs_no_attempt(postgres_url: str) -> N
             ("count", 2), ("look", 2), ("remember", 2),
         }  # fmt: skip
         assert all(verdict.sound for verdict in app.operate().verify())
+
+
+@pytest.mark.parametrize("kind", ["looking", "reading", "transaction"])
+@pytest.mark.parametrize("inline", [True, False])  # the engine's own connection, and one of the pool
+def test_a_connection_that_was_ended_while_nobody_used_it_is_replaced(
+    postgres_url: str, kind: str, inline: bool
+) -> None:
+    with closing(PostgresStore(postgres_url, inline=inline)) as store:
+        with store.transaction() as tx:
+            tx.books.set("test", "kept")
+            ended = tx.connection.info.backend_pid
+        with psycopg.connect(postgres_url) as other:
+            assert other.execute("SELECT pg_terminate_backend(%s, 5000)", (ended,)).fetchone() == (True,)
+        begins = {
+            "looking": lambda: store.reading(snapshot=False),
+            "reading": store.reading,
+            "transaction": store.transaction,
+        }
+        with begins[kind]() as tx:
+            assert tx.books.get("test") == "kept"
+            assert tx.connection.info.backend_pid != ended

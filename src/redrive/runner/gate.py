@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from redrive.observe import signals as sig
@@ -40,7 +40,7 @@ class Gate:
     def __init__(self, duty: Duty) -> None:
         subscription = duty.subscription
         self.duty, self.rule = duty, subscription.breaker
-        self.name = (self.rule.name if self.rule else None) or subscription.name
+        self.name = subscription.dependency
         self.breaker = PRISTINE
         self._limit = subscription.limit
         self._permits: deque[Permit] = deque()
@@ -48,6 +48,7 @@ class Gate:
         self._fed: Breaker | None = None  # how it stands when the transaction at hand has committed
         self._streak = 0  # calls in a row that blamed the dependency and are not settled yet
         self._unused = 0  # probes that were taken from the store and not made: others may make them
+        self.on_change: Callable[[], None] = lambda: None  # called where writing happens
         self._ask_at = self._ramp_until = 0.0  # on the monotonic clock: asking earlier would be in vain
 
     @property
@@ -90,7 +91,10 @@ class Gate:
         """How many permits to ask the store for, with so many works ready."""
         if self.stands_open or self._is_tripping or self._monotonic() < self._ask_at:
             return 0
-        return min(ASK_MAX, ready - len(self._permits))
+        limit = brk.limit_after(self.breaker, self._limit, self.duty.engine.env.clock.now())
+        # Permits that lie here while calls are slow would all be used at once when they are fast again.
+        most = ASK_MAX if limit is None else min(ASK_MAX, limit.burst)
+        return min(most, ready) - len(self._permits)
 
     def pause(self) -> float:
         """Seconds until it is worth asking again."""
@@ -134,8 +138,10 @@ class Gate:
         return PROBE_SECONDS_MAX if timeout is None else min(PROBE_SECONDS_MAX, 2 * timeout)
 
     def blocked(self) -> out.Blocked | None:
-        """The fate of what is ready, if an open breaker is to bury it."""
-        if self.rule is None or self.rule.when_open != "bury" or self.breaker.state is not State.OPEN:
+        """The fate of what is ready, if an open breaker is to bury it; when it has cooled, some of it may be probes."""
+        if self.rule is None or self.rule.when_open != "bury":
+            return None
+        if not brk.is_cooling(self.breaker, self.duty.engine.env.clock.now()):
             return None
         return blocked(act.BREAKER_OPEN, "BreakerOpen", f"the breaker {self.name!r} was open")
 
@@ -247,6 +253,7 @@ class Gate:
             State.CLOSED: sig.BreakerClosed(mine, name),
         }
         self.duty.engine.signals.tell([told[breaker.state]])
+        self.on_change()
 
     def _void_permits(self) -> None:
         """They were for another state. One by one: who calls may be taking one at this moment, in another thread."""

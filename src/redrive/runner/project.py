@@ -65,7 +65,7 @@ class Projector:
     def turn(self, *, letters: bool = True) -> Turn:
         """Due letters first, then the next batch."""
         turn, duty = Turn(), self.duty
-        with duty.engine.store.reading() as tx:  # one for both: on a server it costs as much as what is read
+        with duty.engine.store.reading(snapshot=False) as tx:  # settling looks again
             duty.refresh(tx)
             batch = None if duty.paused or duty.controls else next_batch(duty, tx)
         if duty.controls:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from redrive.context import Ctx
 from redrive.policy import outcome as out
 from redrive.runner.call import attempt_all, attempt_works
 from redrive.runner.duty import Work
@@ -42,6 +43,7 @@ class Staff:
         self._clock = duty.engine.env.clock.monotonic
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None  # rings when the first of the outcomes has waited long enough
+        self.is_due = False  # are outcomes to be settled, whoever else may come?
         subscription = duty.subscription
         self._is_timed = subscription.timeout is not None
         self._function: Callable[..., Any] = subscription.function
@@ -51,6 +53,12 @@ class Staff:
     def wake(self, count: int) -> None:
         """There is work."""
         raise AssertionError
+
+    @property
+    def gathers(self) -> bool:
+        """Do the outcomes wait for company? A commit takes the time of a dozen calls, whatever is in it."""
+        waits = self._alarm is not None and not self.is_due and len(self.desk.outbox) < SETTLE_AT
+        return waits and not self.loop.stopping
 
     def interrupt(self, work: Work) -> None:
         """The work overran its timeout."""
@@ -73,6 +81,7 @@ class Staff:
 
     def _ring(self) -> None:
         self._silence()
+        self.is_due = True
         self.loop.wake.ring()
 
     def _silence(self) -> None:
@@ -87,7 +96,7 @@ class Staff:
         in it is done once per event.
         """
         loop, clock, is_timed = self.loop, self._clock, self._is_timed
-        prepare, called = loop.work.prepare, loop.work.called
+        prepare, called, duty = loop.work.prepare, loop.work.called, loop.work.duty
         ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
         gate, turn_began = loop.work.gate, clock()
         while not loop.stopping:
@@ -98,9 +107,12 @@ class Staff:
             if is_timed:
                 work.started = clock()
             running[work] = task
-            ctx = prepare(work)
+            if work.head is None and not duty.edits:  # the ordinary case, quickly
+                work.ctx = ctx = Ctx(work.event, work.key, work.attempt, 0, duty)  # type: ignore[arg-type]
+            else:
+                ctx = prepare(work)
             yield work
-            if work.error is None and not ctx.touched and not work.timed_out:  # the ordinary case, quickly
+            if work.error is None and not ctx.touched and not work.timed_out:  # once more
                 work.ctx, work.outcome = None, out.APPLIED
             else:
                 called(work)

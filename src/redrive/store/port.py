@@ -88,6 +88,8 @@ class LetterRow(NamedTuple):
     touched_at: float
     resolved_by: str | None
     source: str
+    dependency: str | None  # which is to blame for its last failure: a breaker's name
+    auto_replays: int
 
 
 class Counts(NamedTuple):
@@ -104,7 +106,7 @@ class Appending:
 
     log: str
     events: Sequence[NewEvent]
-    done: Callable[[Any, BaseException | None], None]
+    done: Callable[[Any, BaseException | None], Callable[[], None] | None]  # returns what to call when all are answered
 
 
 class StoreTx(Protocol):
@@ -239,8 +241,8 @@ class Store(Protocol):
         """Begin for writing; `durable=False` may be lost by a power cut, as a whole and in order."""
         ...
 
-    def reading(self) -> AbstractContextManager[StoreTx]:
-        """A consistent snapshot for reading."""
+    def reading(self, *, snapshot: bool = True) -> AbstractContextManager[StoreTx]:
+        """For reading: one moment, or where that costs something and is not needed, what each statement finds."""
         ...
 
     @property

@@ -42,10 +42,10 @@ class MortalStore(SqliteStore):
         super()._commit(tx)
 
     @contextmanager
-    def reading(self) -> Iterator[SqliteTx]:
+    def reading(self, *, snapshot: bool = True) -> Iterator[SqliteTx]:
         """A snapshot, if we live."""
         self._check_pulse()
-        with super().reading() as tx:
+        with super().reading(snapshot=snapshot) as tx:
             yield tx
 
     def _check_pulse(self) -> None:

@@ -26,7 +26,7 @@ from redrive.store.postgres.listen import Listener
 from redrive.store.postgres.migrate import found, prepare
 from redrive.store.postgres.pool import Pool
 from redrive.store.postgres.stage import PostgresStage
-from redrive.store.postgres.transaction import ENDED, PostgresTx
+from redrive.store.postgres.transaction import ENDED, PostgresTx, begin_on
 from redrive.store.rehearsing import check_off_stage
 from redrive.store.sql import Row
 from redrive.store.writer import Writer
@@ -38,6 +38,7 @@ BEGIN_LAZY = f"{BEGIN}; SET LOCAL synchronous_commit = off"  # may be lost with 
 # locked, and nobody could take over. The server ends such a transaction, later than any function that is well takes.
 IDLE_LEASES, IDLE_SECONDS_MIN = 2, 5.0
 BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+BEGIN_NOTHING = ""
 
 
 def exists(url: str) -> bool:
@@ -120,9 +121,9 @@ class PostgresStore:
         tx.commit(self.url)
 
     @contextmanager
-    def reading(self) -> Iterator[PostgresTx]:
-        """A snapshot; many at a time, none blocks or is blocked by a writer."""
-        with self._begun(BEGIN_READING) as tx:
+    def reading(self, *, snapshot: bool = True) -> Iterator[PostgresTx]:
+        """Many at a time, none blocks or is blocked by a writer. A snapshot costs as much as what is read."""
+        with self._begun(BEGIN_READING if snapshot else BEGIN_NOTHING) as tx:
             try:
                 yield tx
             except psycopg.Error as error:
@@ -160,7 +161,7 @@ class PostgresStore:
             if self._writing.connection.closed:
                 self._writing = self._open_writing()
             try:
-                self._writing.control(begin)
+                begin_on(self._writing, begin)
                 break
             except psycopg.Error as error:
                 if last or not self._writing.connection.closed:
@@ -175,7 +176,7 @@ class PostgresStore:
                 tx = connection.facets = PostgresTx(connection)
             begun = False
             try:
-                tx.control(begin)
+                begin_on(tx, begin)
                 begun = True
                 return tx
             except psycopg.Error as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterable
 from typing import Any
 
@@ -208,6 +209,22 @@ class PostgresTx:
             self.connection.close()
         finally:
             self._pipe.forget()
+
+
+def begin_on(tx: PostgresTx, statement: str) -> None:
+    """Begin a transaction; with no statement see that the connection is not one that the server has ended."""
+    if statement:
+        tx.control(statement)
+    else:
+        _see_that_it_lives(tx.connection.pgconn)
+
+
+def _see_that_it_lives(pgconn: PGconn) -> None:
+    """Without asking the server: what it had to say is read, to the end if it has ended the connection."""
+    waiting = select.poll()
+    waiting.register(pgconn.socket, select.POLLIN)
+    while waiting.poll(0):
+        pgconn.consume_input()
 
 
 def _controlled(pgconn: PGconn, statement: bytes) -> PQGen[str]:

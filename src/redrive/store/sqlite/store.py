@@ -248,8 +248,8 @@ class SqliteStore:
                     raise
 
     @contextmanager
-    def reading(self) -> Iterator[SqliteTx]:
-        """A snapshot; many at a time, none blocks or is blocked by a writer."""
+    def reading(self, *, snapshot: bool = True) -> Iterator[SqliteTx]:
+        """A snapshot, which costs nothing; many at a time, none blocks or is blocked by a writer."""
         if self.path == ":memory:":
             yield self._full
             return

@@ -64,6 +64,14 @@ class TransactionContract(StoreTests):
             assert reader.books.get("test") == before
         assert self._value() == "later"
 
+    def test_a_look_sees_what_is_committed_and_holds_nobody_up(self) -> None:
+        for word in ("once", "twice"):
+            with self.store.transaction() as tx:
+                _set(tx, word)
+            with self.store.reading(snapshot=False) as look:
+                assert look.books.get("test") == word
+                assert not self.store.inside_transaction()
+
     def test_who_claims_the_same_writes_one_after_the_other(self) -> None:
         def count() -> None:
             for _ in range(20):

@@ -68,6 +68,7 @@ class Process:
         self.world, self.name, self.owner = world, name, f"{name}.{number}"
         self.dead = False
         self.frozen_until = 0.0
+        self.held_until = 0.0  # it stood still, or a part of it, until then
         self.in_job = False
         self.clock = SkewedClock(self)
         dice = random.Random(f"{world.seed}/{self.owner}")
@@ -142,7 +143,12 @@ class SimStore(SqliteStore):
     def append(self, appending: Appending, *, here: bool = False) -> None:
         answers: list[tuple[Any, BaseException | None]] = []
         kept = replace(appending, done=lambda rows, error: answers.append((rows, error)))
-        self._process.submit(lambda: self.append_group([kept]), lambda *_: appending.done(*answers[0]))
+
+        def done(*_: Any) -> None:
+            if wake := appending.done(*answers[0]):
+                wake()
+
+        self._process.submit(lambda: self.append_group([kept]), done)
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[SqliteTx]:
@@ -173,9 +179,9 @@ class SimStore(SqliteStore):
         process.check_alive()
 
     @contextmanager
-    def reading(self) -> Iterator[SqliteTx]:
+    def reading(self, *, snapshot: bool = True) -> Iterator[SqliteTx]:
         self._pass("read")
-        with super().reading() as tx:
+        with super().reading(snapshot=snapshot) as tx:
             yield tx
 
     def changed(self) -> bool:
