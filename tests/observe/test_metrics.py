@@ -206,6 +206,32 @@ def test_a_breaker_is_a_state_and_its_changes_are_counted(tmp_path: Path, backen
         assert values(registry, "redrive_breaker_closed_total")["charge",] == 1
 
 
+def test_of_the_breakers_of_keys_there_are_counts_and_no_names(tmp_path: Path, backend: str | None) -> None:
+    app = App(str(tmp_path / "untouched.db"))
+    down = {"a", "b"}
+    rule = breaker("tenants", per="key", failures=1, cooldown="10s", probes=1)
+
+    @app.on(app.log("orders"), start="first", breaker=rule, retry=retry(attempts=9, wait="1s", jitter=0))
+    def call(event: Any, ctx: Any) -> None:
+        if event.key in down:
+            raise ConnectionError("down")
+
+    with Harness(app, backend) as harness:
+        registry, found = metrics(app), []
+        for wait in ("1s", "1s", "60s"):
+            for key in ("a", "b", "c"):
+                harness.append("orders", "x", key=key)
+            harness.advance(wait)
+            seen = values(metrics(app, CollectorRegistry()), "redrive_breaker_keys")
+            found.append((seen["tenants", "open"], seen["tenants", "probing"]))
+            down -= {"a"} if wait == "1s" else set()
+        assert found == [(2, 0), (2, 0), (1, 0)]
+        assert values(registry, "redrive_breaker_opened_total")["tenants",] >= 2
+        assert values(registry, "redrive_breaker_closed_total")["tenants",] == 1
+        labels = {value for family in registry.collect() for one in family.samples for value in one.labels.values()}
+        assert not labels & {"a", "b", "tenants/a", "tenants/b", "tenants/"}
+
+
 def test_a_scheduled_event_that_nobody_appends_is_late(app: App, harness: Harness) -> None:
     harness.append("orders", "fine", after="1h")
     harness.run_until_idle()

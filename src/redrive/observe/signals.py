@@ -170,6 +170,7 @@ class BreakerOpened(Signal, frozen=True):
     subscription: str
     breaker: str
     seconds: float
+    key: str = ""  # where each key has one
 
 
 class BreakerProbing(Signal, frozen=True):
@@ -177,6 +178,7 @@ class BreakerProbing(Signal, frozen=True):
 
     subscription: str
     breaker: str
+    key: str = ""
 
 
 class BreakerClosed(Signal, frozen=True):
@@ -184,6 +186,7 @@ class BreakerClosed(Signal, frozen=True):
 
     subscription: str
     breaker: str
+    key: str = ""
 
 
 class AutoReplayed(Signal, frozen=True):

@@ -67,6 +67,11 @@ class Gate:
         return not self.stands_open and (self._is_tripping or not self._permits)
 
     @property
+    def watches(self) -> bool:
+        """May others, or an operator, know better by now?"""
+        return self.is_shut
+
+    @property
     def waits_for_others(self) -> bool:
         """Does what it holds back wait for the dependency, rather than for its turn?"""
         return self.breaker.state is not State.CLOSED and self.is_shut
