@@ -30,7 +30,10 @@ from redrive.subscription import Subscription, overruled_letters
 if TYPE_CHECKING:
     import asyncio
 
+    from redrive.policy.healing import AutoReplay
+    from redrive.replay.healing import Healer
     from redrive.replay.operations import Operations
+    from redrive.runner.duty import Duty
     from redrive.runner.supervise import Supervisor
 
 
@@ -162,17 +165,23 @@ class App(Declarations):
     def _supervised(
         self, only: Iterable[str] | None, exclude: Iterable[str]
     ) -> AbstractAsyncContextManager[Supervisor]:
-        from redrive.replay.healing import Healer
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
         lifespan = lambda: self._lifespan and self._lifespan(self)  # noqa: E731
-        return supervised(self.runtime, self._selected(only, exclude), lifespan, Healer)
+        return supervised(self.runtime, self._selected(only, exclude), lifespan, _heal)
 
     def _watched(self) -> AbstractContextManager[Any]:
         """Metrics and health over HTTP, while a block lasts."""
         from redrive.watch import serving  # with a web server behind it
 
         return serving(self)
+
+
+def _heal(duty: Duty, rule: AutoReplay) -> Healer:
+    """Loaded when a subscription asks for automatic replay: most do not, and it takes as long as opening the store."""
+    from redrive.replay.healing import Healer
+
+    return Healer(duty, rule)
 
 
 @contextmanager
