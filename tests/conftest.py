@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not {str(place), place.parts[0]}.isdisjoint(SLOW):
             item.add_marker(pytest.mark.slow)
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Tests rewrite programs within a second, and bytecode tells files apart by seconds: from here on none is kept."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.fixture(scope="session")

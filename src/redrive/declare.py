@@ -130,7 +130,7 @@ class Declarations:
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
-                    replay=settled_for(name or _name(function), replay, has_breaker=_is_shared(breaker)),
+                    replay=settled_for(name or _name(function), replay, has_breaker=_is_one(breaker)),
                 )
             )  # fmt: skip
             return function
@@ -169,7 +169,7 @@ class Declarations:
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
-                    replay=settled_for(sink.name, replay, has_breaker=_is_shared(breaker)),
+                    replay=settled_for(sink.name, replay, has_breaker=_is_one(breaker)),
                 )
             )  # fmt: skip
 
@@ -221,9 +221,9 @@ def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[...,
     return count
 
 
-def _is_shared(given: Rule | None) -> bool:
-    """Is there one breaker, whose closing means something for every letter?"""
-    return given is not None and given.per is None
+def _is_one(given: Rule | None) -> bool:
+    """Is there one breaker for all, whose recovery may start a replay? Of a key's own no letter dies."""
+    return isinstance(given, Rule) and given.per is None
 
 
 def _breaker(given: Any) -> Rule | None:

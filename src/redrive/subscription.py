@@ -62,6 +62,13 @@ class Subscription:
         return inspect.iscoroutinefunction(self.function)
 
     @property
+    def breaker_name(self) -> str | None:
+        """What the store calls its breaker; NAME/ where each key has one, NAME/KEY."""
+        if self.breaker is None:
+            return None
+        return self.dependency if self.breaker.per is None else name_of(self.dependency, None)
+
+    @property
     def dependency(self) -> str:
         """What its letters call whoever it calls: the breaker's name, or its own."""
         return (self.breaker.name if self.breaker is not None else None) or self.name
@@ -75,14 +82,6 @@ class Subscription:
                 counts = blames_a_dependency if self.breaker is None else self.breaker.counts
                 return self.dependency if counts(error) else None
         return None
-
-    @property
-    def breaker_name(self) -> str | None:
-        """What the store calls its breaker; NAME/ where each key has one, NAME/KEY."""
-        if self.breaker is None:
-            return None
-        name = self.breaker.name or self.name
-        return name if self.breaker.per is None else name_of(name, None)
 
     def wants(self, event_type: str) -> bool:
         """Does the filter ask for this type?"""

@@ -6,13 +6,14 @@ As in `test_mutants.py`, whose rules are those of the protocol; these are the ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from redrive.policy import breaker as brk
+from redrive.policy import healing
 from redrive.policy import outcome as out
 from redrive.policy.breaker import Admission, Breaker, Rule, State
 from redrive.policy.limiter import Bucket, Taken
@@ -38,6 +39,7 @@ SHARED_LIMIT = {
     "order": "none",
 }  # fmt: skip
 DEATHS = {**WORLD, "faults": Faults(crash=0.01, chaos=1.0)}
+HEALING = {**WORLD, "dependency": replace(SICK, when_open="bury", replays=True), "operate_every": 1e6}
 MUTANTS: list[Mutant] = []
 
 
@@ -203,6 +205,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return 0 if waits else ready - len(self._permits)
 
     patch.setattr(Gate, "wants", greedy)
+
+
+# ---------------------------------------------------------------- P5: automatic replay
+
+
+@mutant("auto-replay newest first", "P5", HEALING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    next_letters = healing.next_letters
+
+    def newest(letters: Iterable[healing.DeadLetter], room: int) -> list[healing.DeadLetter]:
+        return next_letters(letters, healing.BATCH_MAX)[::-1][:room]
+
+    patch.setattr(healing, "next_letters", newest)
 
 
 # ---------------------------------------------------------------- the hunt

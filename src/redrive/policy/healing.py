@@ -247,7 +247,7 @@ def settled_for(where: str, rule: AutoReplay | None, *, has_breaker: bool) -> Au
         raise UsageError(f"{where}: replay= takes auto_replay(…)")
     if rule.on_recovery and not has_breaker:
         raise UsageError(
-            f"{where}: auto_replay(on_recovery=True) waits for a breaker to close: give it one that all keys share"
+            f"{where}: auto_replay(on_recovery=True) waits for a breaker to close: give it breaker=, one for all keys"
         )
     on_recovery = has_breaker if rule.on_recovery is None else rule.on_recovery
     if rule.cron is None and not on_recovery:

@@ -43,6 +43,7 @@ class Dependency:
     when_open: Literal["pause", "bury"]
     budget: float  # retries a second
     over: Literal["wait", "bury"]  # what becomes of retries that it does not cover
+    replays: bool = False  # dead letters come round again by themselves when it is well
 
     @property
     def causes(self) -> set[str]:
@@ -65,6 +66,7 @@ class Dependency:
             when_open=dice.choice(["pause", "pause", "pause", "bury"]),
             budget=dice.choice([8.0, 20.0, 100.0]),
             over=dice.choice(["wait", "wait", "bury"]),
+            replays=dice.random() < 0.4,
         )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redrive.policy.breaker import breaker
+from redrive.policy.healing import auto_replay
 from redrive.policy.limiter import paced
 from redrive.testing.sim.options import Dependency
 from redrive.testing.sim.seen import Planned
@@ -27,6 +28,9 @@ CALL_MAX = 0.4  # seconds that a call takes at most, so that a worker that is no
 STALE = 0.8  # seconds after which such a worker knows how the breaker stands
 NEARLY = 0.05  # of a call: a bucket rounds a little
 SICK_FOR = 3.0  # seconds after the other trouble is over, at most
+SELECTED = """SELECT o.operation, l.event_id, o.asked, l.state = 'dead' AND l.rev = o.rev AND o.result IS NULL
+FROM redrive_operation_letters o JOIN redrive_operations b ON b.id = o.operation AND b.who = 'auto-replay'
+JOIN redrive_letters l ON l.id = o.letter ORDER BY l.position"""
 BREAKER = "SELECT state, since FROM redrive_breakers WHERE name = ?"
 
 
@@ -58,6 +62,7 @@ class Outside:
         self._latest: dict[str, Arrival] = {}  # of each event, until what came of it is seen
         self._successes = 0  # of probes, since it is probing
         self._offset = 0.0  # of the wall clock
+        self._asked: set[tuple[int, str]] = set()  # letters that were replayed automatically, by operation
         self._fair_since = 0  # arrivals before this one came by other clocks
 
     def guards(self) -> dict[str, Any]:
@@ -68,6 +73,7 @@ class Outside:
                 NAME, failures=rule.failures, cooldown=rule.cooldown, probes=rule.probes, when_open=rule.when_open
             ),
             "limit": rule.limit,
+            "replay": auto_replay(on_recovery=True) if rule.replays else None,
         }
 
     # ------------------------------------------------------------ calls
@@ -156,6 +162,19 @@ class Outside:
         self._notice_clocks()
         self._heed()
         self._check_attempts()
+        if self.dependency.replays:
+            self._check_replays()
+
+    def _check_replays(self) -> None:
+        """What comes round again by itself comes in the order of the log."""
+        rows = self.world.disk.rows(SELECTED)
+        asked = {(operation, event) for operation, event, is_asked, _ in rows if is_asked}
+        for operation, event in sorted(asked - self._asked):
+            older = (row for row in rows[: [row[:2] for row in rows].index((operation, event))] if row[0] == operation)
+            passed_over = [other for _, other, is_asked, waits in older if waits and not is_asked]
+            if passed_over:
+                self.world.fail(f"auto-replay: {event} comes round again before {passed_over}")
+        self._asked |= asked
 
     def _heed(self) -> None:
         """What is settled of the latest calls: a bad probe opens it, enough good ones close it."""

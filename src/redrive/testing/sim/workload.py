@@ -37,6 +37,7 @@ TAIL = "INSERT INTO tail (event) VALUES (?)"
 SHARED = "S"  # a key of the other log that all keys of this one write to
 EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
 PICKY = "INSERT INTO picky VALUES (?, ?)"
+HEALED_AFTER = 5.0
 DRAIN_MAX = 120.0  # seconds of virtual time in which everything must come to its end once the faults are over
 ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted", "stubborn", "versioned", "badkey")
 
@@ -345,12 +346,14 @@ class Workload:
     async def end(self) -> None:
         """Everything is repaired and sent round again; then all of it must be settled, soon."""
         self.fixed = True
+        heals = self.options.dependency is not None and self.options.dependency.replays
+        patience = HEALED_AFTER if heals else 0.0  # what comes round by itself is left to do so
         deadline = self.world.loop.time() + DRAIN_MAX
         while not (self._all_sent and self.checker.settled()):
             if self.world.violation:
                 return
             if self.world.loop.time() > deadline:
                 self.world.fail(f"liveness: {self.checker.unsettled()}")
-            await self.operating.repair()
+            await self.operating.repair(replays=self.world.loop.time() > deadline - DRAIN_MAX + patience)
             await asyncio.sleep(0.3)
         self.checker.check_final()
