@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from redrive import App, StoreError, breaker, metrics, retry
+from redrive import App, StoreError, auto_replay, breaker, metrics, no_retry, retry
 from redrive.observe import metrics as m
 from redrive.observe import signals as sig
 from redrive.observe.prometheus import FRESH_SECONDS, LABELS_MAX, OTHER, Metrics, Scraped, exposition
@@ -106,6 +106,27 @@ def test_a_program_that_makes_up_names_does_not_fill_the_memory() -> None:
     found = values(registry, "redrive_appended_total")
     assert len(found) == LABELS_MAX + 1
     assert found[OTHER,] == 500
+
+
+def test_what_comes_round_by_itself_is_counted(app: App, harness: Harness) -> None:
+    down = [True]
+
+    @app.on(app.log("mails"), start="first", name="mail", retry=no_retry, replay=auto_replay("*/10 * * * *"))
+    def mail(event: Any, ctx: Any) -> None:
+        if down[0]:
+            raise ConnectionError("refused")
+
+    registry = metrics(app)
+    for key in "ab":
+        harness.append("mails", "mail.asked", key=key)
+    harness.advance("10m")
+    down.clear()
+    down.append(False)
+    harness.advance("10m")
+    replayed = {key: value for key, value in values(registry, "redrive_auto_replayed_total").items() if value}
+    ended = {key: value for key, value in values(registry, "redrive_auto_replays_total").items() if value}
+    assert replayed == {("mail", "cron"): 3}
+    assert ended == {("mail", "relapse"): 1, ("mail", "done"): 1}
 
 
 def test_no_metric_tells_an_id_a_key_a_type_or_a_message(app: App, harness: Harness) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from redrive import App, Reject, UsageError, breaker, no_retry, retry
+from redrive import App, Reject, UsageError, auto_replay, breaker, no_retry, retry
 from redrive.event import Event
 from redrive.observe import signals as sig
 from redrive.policy import keys
+from redrive.policy.healing import AutoReplay
 from redrive.settings import Settings
 from redrive.sinks.port import Sink
 from redrive.testing import Harness
@@ -414,3 +415,12 @@ def test_a_breaker_is_per_key_or_not(app: App) -> None:
         app.deliver(app.log("orders"), to=Tenants(FakeClock()), breaker=breaker("crm/"))
     with pytest.raises(TypeError):
         app.projection(app.log("orders"), breaker=breaker(per="key"))  # type: ignore[call-arg]
+
+
+def test_no_single_recovery_starts_a_replay_where_each_key_has_a_breaker(app: App) -> None:
+    with pytest.raises(UsageError, match="one for all keys"):
+        app.on(app.log("x"), breaker=breaker(per="key"), replay=auto_replay(on_recovery=True))(lambda event, ctx: None)
+    app.on(app.log("x"), name="by_cron", breaker=breaker(per="key"), replay=auto_replay("* * * * *"))(
+        lambda event, ctx: None
+    )
+    assert app.subscriptions["by_cron"].replay == AutoReplay(cron="* * * * *", on_recovery=False)

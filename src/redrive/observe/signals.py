@@ -291,6 +291,11 @@ class Signals:
         self._listeners.append(listener)
         return listener
 
+    @property
+    def are_heard(self) -> bool:
+        """Does anybody listen? Else a signal need not be made."""
+        return bool(self._listeners)
+
     def tell(self, signals: Iterable[Signal]) -> None:
         """Hand over what happened; never blocks, never raises."""
         batch = tuple(signals)

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 from redrive.errors import UsageError
 from redrive.policy.classify import blames_a_dependency, leaves
-from redrive.policy.lease import rebase
 from redrive.policy.limiter import Bucket
 from redrive.policy.machine import step
 from redrive.policy.retry import Duration, Errors, count_of, errors_of, seconds_of
@@ -127,11 +126,17 @@ def admit(breaker: Breaker, rule: Rule, now: float, in_flight: int) -> Admission
         case State.CLOSED:
             return Admission(breaker, math.inf, 0.0)
         case State.OPEN:
-            wait = _opens_in(breaker, now)
-            if wait > 0:
-                return Admission(breaker, 0, wait)
+            breaker = _rebased(breaker, now)
+            if now < breaker.until:
+                return Admission(breaker, 0, breaker.until - now)
             breaker = Breaker(next_state(breaker.state, Verb.COOL), since=now)
     return Admission(breaker, max(0, rule.probes - in_flight), math.inf)
+
+
+def is_cooling(breaker: Breaker, now: float) -> bool:
+    """Is it open, and asking the store whether calls may go through would be in vain?"""
+    forced = math.isinf(breaker.until)
+    return breaker.state is State.OPEN and (forced or breaker.since <= now < breaker.until)
 
 
 def after(breaker: Breaker, rule: Rule, answers: Iterable[Answer], now: float) -> Breaker:
@@ -205,12 +210,12 @@ def _open(breaker: Breaker, rule: Rule, verb: Verb, now: float) -> Breaker:
     return Breaker(next_state(breaker.state, verb), since=now, until=now + rule.cooldown)
 
 
-def _opens_in(breaker: Breaker, now: float) -> float:
-    """Seconds until an open breaker may be probed; a clock that was set back makes nobody wait for longer."""
-    if math.isinf(breaker.until):
-        return math.inf
-    delay = breaker.until - breaker.since
-    return rebase(breaker.until, breaker.since, delay, now, COOLDOWN_MAX_S) - now
+def _rebased(breaker: Breaker, now: float) -> Breaker:
+    """Open since a time that is yet to come: the clock was set back, and the cooldown starts over, once."""
+    if math.isinf(breaker.until) or now >= breaker.since:
+        return breaker
+    delay = min(breaker.until - breaker.since, COOLDOWN_MAX_S)
+    return breaker._replace(since=now, until=now + delay)
 
 
 def breaker(

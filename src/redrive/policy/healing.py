@@ -24,7 +24,7 @@ from redrive.policy.retry import Duration, count_of, seconds_of
 MAY_PASS = frozenset({ATTEMPTS_EXHAUSTED, BREAKER_OPEN, RETRY_LIMITED})
 
 TIMES_MAX = 100
-BATCH_MAX = 10_000  # letters of one operation: bounds the transaction that selects them
+BATCH_MAX = 1_000  # letters of one operation: what is left of it is read before each step
 IN_FLIGHT_MAX = 100  # asked for and not run yet
 RATE_START = 1.0  # replays a second
 DOUBLES_AFTER = 10  # replays that went well

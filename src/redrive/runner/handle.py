@@ -106,7 +106,9 @@ class Handling:
             or duty.subscription.key_by
             or duty.window.has_done()
         )
-        return not odd and all(map(duty.subscription.wants, {event.type for event in events}))
+        if odd or not duty.subscription.types:  # no filter: everything is asked for
+            return not odd
+        return all(map(duty.subscription.wants, {event.type for event in events}))
 
     def take_letters(self, due: list[tuple[str | None, Head, Row | None]], over: Collection[int] = ()) -> None:
         """Queue heads that are due; those `over` the retry budget have met their fate."""
