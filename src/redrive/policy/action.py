@@ -19,13 +19,14 @@ BAD_KEY = "bad_key"  # no usable key, so a lane of its own
 ATTEMPTS_EXHAUSTED = "attempts_exhausted"  # every attempt the rule allowed has failed
 PERMANENT = "permanent"  # an error that trying again cannot cure
 CRASHED_WORKER = "crashed_worker"  # the process died with it, alone, too often
-BREAKER_OPEN = "breaker_open"  # not called: its dependency is not well, and `when_open="bury"`
+BREAKER_OPEN = "breaker_open"  # not called: its dependency is not well; dead with `when_open="bury"`
+RATE_LIMITED = "rate_limited"  # not called yet: its key had reached the limit
 RETRY_LIMITED = "retry_limited"  # not tried again: the retry budget was spent, and `retry_budget_over = "bury"`
 BEHIND_HEAD = "behind_head"  # waits for an earlier letter of its lane; nothing is wrong with it
 
 REASONS = (
     FAILING, REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BREAKER_OPEN,
-    RETRY_LIMITED, BEHIND_HEAD,
+    RATE_LIMITED, RETRY_LIMITED, BEHIND_HEAD,
 )  # fmt: skip
 
 
@@ -41,6 +42,8 @@ class Park:
     due_at: float
     delay: float
     failure: Failure
+    reason: str = FAILING
+    spent: bool = True  # did it cost an attempt? Not if it was not called, or if its key's breaker takes the blame
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ def next_state(state: State, verb: Verb) -> State:
 
 
 WhenOpen = Literal["pause", "bury"]
+Per = Literal["key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Rule:
     probes: int = 3
     on: tuple[type[BaseException], ...] | None = None  # None: whatever blames the dependency by itself
     when_open: WhenOpen = "pause"
+    per: Per | None = None  # one for each key, rather than one for all
 
     def counts(self, error: BaseException) -> bool:
         """Does this error speak against the dependency, rather than against the event or the code?"""
@@ -224,18 +226,21 @@ def breaker(
     probes: int = 3,
     on: Errors | None = None,
     when_open: WhenOpen = "pause",
+    per: Per | None = None,
 ) -> Rule:
     """Leave a dependency alone after so many errors in a row, and come back carefully.
 
     >>> breaker("stripe", failures=3).failures
     3
 
-    Subscriptions that name the same breaker share it.
+    Subscriptions that name the same breaker share it. `per="key"`: each key has one of its own.
     """
     if name is not None and (
         not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable()
     ):
         raise UsageError(f'breaker: {name!r} is no name; a short text such as "stripe" is')
+    if per not in (None, "key"):
+        raise UsageError(f'breaker: per is "key" or left out, not {per!r}')
     if when_open not in ("pause", "bury"):
         raise UsageError(f'breaker: when_open is "pause" or "bury", not {when_open!r}')
     pause = seconds_of("breaker: cooldown", cooldown)
@@ -248,4 +253,5 @@ def breaker(
         count_of("breaker: probes", probes, least=1, most=PROBES_MAX),
         None if on is None else errors_of("breaker: on", on),
         when_open,
+        per,
     )

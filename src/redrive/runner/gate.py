@@ -56,15 +56,20 @@ class Gate:
         """Does it let everything through?"""
         return (
             self._limit is None
-            and self._ramp_until <= self._monotonic()
             and self.breaker.state is State.CLOSED
-            and not self._is_tripping
+            and not (self._streak and self._is_tripping)
+            and not (self._ramp_until and self._ramp_until > self._monotonic())
         )
 
     @property
     def is_shut(self) -> bool:
         """Does it hold back what is ready now?"""
         return not self.stands_open and (self._is_tripping or not self._permits)
+
+    @property
+    def watches(self) -> bool:
+        """May others, or an operator, know better by now?"""
+        return self.is_shut
 
     @property
     def waits_for_others(self) -> bool:
@@ -75,7 +80,7 @@ class Gate:
 
     def pass_one(self, ready: deque[Work]) -> Work:
         """The next work that may be called; IndexError if there is none, or no permit for it. From any thread."""
-        if self._is_tripping:
+        if self._streak and self._is_tripping:
             raise IndexError
         permit = _FREE if self.stands_open else self._permits.popleft()
         try:
@@ -229,6 +234,8 @@ class Gate:
     def _answer(self, work: Work) -> Answer | None:
         """What the outcome of a call says about the dependency; most errors of a function say nothing."""
         assert self.rule is not None
+        if work.outcome is out.APPLIED and not work.follow:  # the ordinary case, quickly
+            return _GOOD[work.probe]
         match work.outcome:
             case out.Applied() | out.Rejected() | out.Ignored() if not work.follow:
                 return Answer(True, work.probe)
@@ -240,7 +247,8 @@ class Gate:
     def _learn(self, breaker: Breaker, now: float) -> None:
         """The breaker stands like this: permits that were got before it changed are void."""
         self.breaker = breaker
-        self._ramp_until = self._monotonic() + brk.ramp_left(breaker, now)
+        left = brk.ramp_left(breaker, now)
+        self._ramp_until = self._monotonic() + left if left else 0.0
         if breaker.state is self._told:
             return
         self._told = breaker.state
@@ -272,3 +280,4 @@ class Gate:
 
 
 _FREE = Permit(probe=False)
+_GOOD = (Answer(True, False), Answer(True, True))
