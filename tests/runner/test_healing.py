@@ -186,13 +186,15 @@ def test_what_was_before_automatic_replay_was_declared_is_no_recovery(app: App, 
 
 
 def test_a_letter_names_what_its_last_failure_is_the_fault_of(app: App, harness: Harness, bank: Bank) -> None:
-    handle(app, bank, retry=retry(attempts=2, wait="1s", jitter=0), breaker=breaker(failures=100))
+    handle(app, bank, retry=retry(attempts=3, wait="10s", factor=1, jitter=0), breaker=breaker(failures=100))
     bank.refuse = {"a": DOWN, "b": ValueError("a bug")}
     put(harness, "a", "b")
     harness.run_until_idle()
     named = {letter.key: letter.dependency for letter in harness.letters()}
     assert named == {"a": "charge", "b": None}
     bank.refuse = {"b": TimeoutError(), "a": ValueError("a bug")}
+    harness.advance("11s")
+    assert {letter.key: letter.dependency for letter in harness.letters("retrying")} == {"a": None, "b": "charge"}
     harness.advance("1m")
     assert {letter.key: letter.dependency for letter in harness.letters("dead")} == {"a": None, "b": "charge"}
 
