@@ -26,6 +26,7 @@ from redrive.store.port import LetterRow, StoreTx
 
 RELAPSED = "the dependency failed again"
 OVER = "the run is over"
+HELD_SECONDS = 60.0  # a letter that has been due for so long waits for the breaker of its key
 LOOK_AGAIN = 0.1  # seconds, while an operation is under way
 PAGE, PAGES = 1_000, 2  # dead letters looked at in one step: a hundredth of a second
 
@@ -115,8 +116,7 @@ class Healer:
         with self._store.reading() as tx:
             operation = operation_of(tx, number)
             relapsed = not is_well or tx.sql.one("operation_relapsed", {"id": number}) is not None
-            # Whom the breaker of its key has put off holds up nobody else.
-            waiting = operation.waiting - int(tx.sql.value("operation_held", {"id": number, "now": self._clock.now()}))
+            waiting = operation.waiting - self._held(tx, number)
         run = Run(operation.applied, operation.failed, waiting, operation.unasked, operation.cancelled, relapsed)
         match healing.step(self.rule, run):
             case healing.Ask(room, pace):
@@ -183,6 +183,13 @@ class Healer:
     def _is_well(self, tx: StoreTx) -> bool:
         subscription = self.duty.subscription
         return subscription.breaker is None or tx.guards.breaker(subscription.dependency).state is BreakerState.CLOSED
+
+    def _held(self, tx: StoreTx, number: int) -> int:
+        """Where each key has a breaker of its own, who waits for that holds up nobody else."""
+        breaker, now = self.duty.subscription.breaker, self._clock.now()
+        if breaker is None or breaker.per is None:
+            return 0
+        return int(tx.sql.value("operation_held", {"id": number, "now": now, "before": now - HELD_SECONDS}))
 
     def _seen(self, tx: StoreTx) -> Seen | None:
         text = tx.books.get(self._name)

@@ -718,10 +718,10 @@ SELECT 1 FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.let
 WHERE o.operation = :id AND o.result = 'failed' AND l.dependency IS NOT NULL LIMIT 1
 
 -- name: operation_held
--- How many that were asked for are not to run now: the breaker of their key has put them off.
+-- How many that were asked for do not run: put off by the breaker of their key, or due for long.
 SELECT count(*) FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
 WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL AND l.state = 'retrying'
-  AND (l.replaying = 0 OR l.due_at > :now)
+  AND (l.replaying = 0 OR l.due_at > :now OR l.due_at < :before)
 
 -- name: letters_to_heal
 -- Dead letters whose failure may pass, the oldest first; the reasons are those of policy/healing.py, which decides the rest.
