@@ -82,7 +82,10 @@ def _back(tx: StoreTx, row: Subscribed, target: int, now: float) -> int:
             discarded = asked.count(tx, log, skipped.above, target)
             values = {"subscription": row.id, "from_position": skipped.above, "to_position": target}
             tx.sql.run("range_set", {**values, "discarded": discarded})
-    return take_back(tx, row, target, asked, now, quiet_until=0)
+    superseded = take_back(tx, row, target, asked, now, quiet_until=0)
+    # What an earlier rebuild may have silenced was perhaps skipped then, and is applied for the first time now.
+    tx.sql.run("progress_unquiet", {"subscription": row.id, "position": target})
+    return superseded
 
 
 def _forward(tx: StoreTx, row: Subscribed, planned: Sought, operator: Operator, reason: str) -> int:

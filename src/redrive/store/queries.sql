@@ -366,6 +366,10 @@ SELECT position FROM redrive_letters l WHERE subscription = :subscription
   AND ((state = 'superseded' AND resolved_by = :was_open)
        OR (state <> 'superseded' AND EXISTS (SELECT 1 FROM redrive_journal j WHERE j.letter = l.id AND j.state = 'discarded')))
 
+-- name: progress_unquiet
+-- Above this position emissions are made again; those that were made before are known by their ids.
+UPDATE redrive_progress SET quiet_until = :position WHERE subscription = :subscription AND quiet_until > :position
+
 -- name: letters_heard
 -- They have been settled since, so their emissions were made; not those that a newer letter holds open.
 UPDATE redrive_letters SET resolved_by = :was_settled
