@@ -20,6 +20,7 @@ from redrive.runner import leases
 from redrive.runner.bridge import Bridge
 from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
+from redrive.runner.land import LandingLoop
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
 from redrive.runner.roster import Roster
 from redrive.runner.scheduling import Scheduler
@@ -223,6 +224,8 @@ class Supervisor:
         loop: Loop
         if duty.subscription.kind == "projection":
             loop = ProjectionLoop(duty, self.bridge, wake)
+        elif duty.subscription.origin is not None:
+            loop = LandingLoop(duty, self.bridge, wake, threads=self._threads)
         else:
             kind = HandlerLoop if duty.subscription.sink is None else DeliveryLoop
             loop = kind(duty, self.bridge, wake, threads=self._threads)
