@@ -85,8 +85,9 @@ class Declarations:
             owned = dict(tables) if isinstance(tables, Mapping) else dict.fromkeys(tables)
             self._declare(
                 Subscription(
-                    name or _name(function), "projection", self._guard(source, function, batch=batch), self._read(source, order), self._types(types), order, key_by,
-                    start, _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
+                    name or _name(function), "projection", _guarded(source, function, batch=batch),
+                    self._read(source, order), self._types(types), order, key_by, start,
+                    _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
                     arguments=arguments, partitions=_partitions(partitions, order, key_by, function),
                 )
             )  # fmt: skip
@@ -123,9 +124,9 @@ class Declarations:
             arguments = count_arguments(function, "(event, ctx)")
             self._declare(
                 Subscription(
-                    name or _name(function), "handler", self._guard(source, function), self._read(source, order), self._types(types), order, key_by,
-                    start, _policy(retry, conflicts, letters), concurrency=concurrency,
-                    timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
+                    name or _name(function), "handler", _guarded(source, function), self._read(source, order),
+                    self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
+                    concurrency=concurrency, timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
                 )
@@ -206,9 +207,6 @@ class Declarations:
             raise UsageError(f"{source.log}: two objects name one {source.scheme} source; make one, and use it twice")
         return source.log
 
-    def _guard(self, source: Any, function: F, *, batch: bool = False) -> Callable[..., Any]:
-        return function if isinstance(source, Log) else guarded(function, batch=batch)
-
     def _types(self, types: tuple[str | type, ...]) -> tuple[str, ...]:
         names = [item if isinstance(item, str) else self.runtime.types.name_of(item) for item in types]
         return tuple(dict.fromkeys(names))
@@ -216,6 +214,11 @@ class Declarations:
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
+
+
+def _guarded(source: Any, function: Callable[..., Any], *, batch: bool = False) -> Callable[..., Any]:
+    """What a broker gives may be no event at all."""
+    return function if isinstance(source, Log) else guarded(function, batch=batch)
 
 
 def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[..., Any]) -> int:

@@ -44,9 +44,7 @@ class _Reader(Reader):
         """An entry as an event, or as the refusal that stands for it."""
         stream, (where, fields) = self.stream, entry
         position = where.decode()
-        place = Place(
-            f"{stream.streams[partition]}:{position}"[-200:], stream.name, None, id_of(position)[0] * 1_000
-        )
+        place = Place(f"{stream.streams[partition]}:{position}"[-200:], stream.name, None, id_of(position)[0] * 1_000)
         if fields is None:  # handed out once, and deleted since
             return self.lost(partition, position, f"entry {position} was deleted before it was read")
         named = {name.decode("utf-8", "backslashreplace"): value for name, value in fields.items()}
@@ -65,7 +63,7 @@ class _Reader(Reader):
     def describe(self, stream: str) -> dict[str, Any] | None:
         """What the server says of a stream; None if there is none."""
         try:
-            found: dict[str, Any] = self.server.xinfo_stream(stream)  # type: ignore[assignment]
+            found: dict[str, Any] = self.server.xinfo_stream(stream)
         except redis.ResponseError as error:
             if "no such key" in str(error).lower():
                 return None
@@ -96,10 +94,13 @@ class OrderedReader(_Reader):
                 raise found
             if not found and not messages and wait > 0:
                 found = self.server.xread(places, count=limit, block=round(wait * 1000))  # type: ignore[arg-type]
-        for name, entries in _by_stream(found):
-            number = self._names[name]
+        for stream, entries in _by_stream(found):
+            number = self._names[stream]
             messages += [self.message(number, entry) for entry in entries]
         return messages
+
+    def settled(self, messages: Sequence[Message]) -> None:
+        """The place in the store is all there is to it."""
 
     def _compare(self, number: int, name: str, place: str, state: Any) -> Message | None:
         """Has the server lost what we have read, or deleted what we have not?"""
@@ -109,7 +110,11 @@ class OrderedReader(_Reader):
             state = {"last-generated-id": FIRST}
         elif isinstance(state, redis.RedisError):
             raise state
-        newest = state["last-generated-id"].decode() if isinstance(state["last-generated-id"], bytes) else state["last-generated-id"]
+        newest = (
+            state["last-generated-id"].decode()
+            if isinstance(state["last-generated-id"], bytes)
+            else state["last-generated-id"]
+        )
         if id_of(newest) < id_of(place):
             raise Halted(
                 f"{self.stream.log}: {place} was read from stream {name!r}, but its newest entry is {newest}: was the "
@@ -119,7 +124,9 @@ class OrderedReader(_Reader):
         deleted = state.get("max-deleted-entry-id", FIRST)
         deleted = deleted.decode() if isinstance(deleted, bytes) else deleted
         if id_of(deleted) > id_of(place):
-            return self.lost(number, deleted, f"entries up to {deleted} were deleted, and not all of them had been read")
+            return self.lost(
+                number, deleted, f"entries up to {deleted} were deleted, and not all of them had been read"
+            )
         return None
 
 

@@ -2,7 +2,7 @@
 
 With `partitions=` it is read in order by one owner, who keeps its place in the store: nothing is acknowledged, nobody
 else is disturbed, and a key's events arrive as they were written. Without, it is read through a consumer group, beside
-whoever else reads in it: the order in which a group hands out entries is nobody's, so `order="none"` is all that it allows.
+whoever else reads in it; a group hands out entries in nobody's order, so `order="none"` is all that it allows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Stream(Source):
                 f'Say order="none"; or Stream(…, partitions=1), which reads the stream in order, for this program alone'
             )
         if order == "total" and self.partitions > 1:
-            raise UsageError(f'stream {self.name!r}: {self.partitions} streams have no common order; order="key" they have')
+            raise UsageError(
+                f'stream {self.name!r}: {self.partitions} streams have no common order; order="key" they have'
+            )
 
     def connect(self) -> Redis:
         """A connection of its own."""

@@ -80,7 +80,9 @@ class Landing:
         """The events that the log does not hold yet."""
         duty = self.duty
         duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source, create=True)
-        seen = landed.known(tx.sql, duty.log_id, [message.event.id for message in messages if self._may_repeat(message)])
+        seen = landed.known(
+            tx.sql, duty.log_id, [message.event.id for message in messages if self._may_repeat(message)]
+        )
         events = []
         for message in messages:
             event, content = message.event, content_of(message.event)

@@ -54,7 +54,9 @@ class Codec:
         except (EventError, UnicodeDecodeError, ValueError) as error:
             raw = body if body is not None else to_json({name: value.hex() for name, value in fields.items()})
             why = f"the message at {place.id} is no event: {error}"
-            known = refusal(UNDECODABLE, why, id=place.id, type=place.type, key=place.key, time_us=place.time_us, raw=raw)
+            known = refusal(
+                UNDECODABLE, why, id=place.id, type=place.type, key=place.key, time_us=place.time_us, raw=raw
+            )
             return known, False
 
     def _decode(self, fields: Mapping[str, bytes], body: bytes | None, place: Place) -> tuple[NewEvent, bool]:
@@ -67,7 +69,7 @@ class Codec:
             if self.format == "cloudevents":
                 raise EventError("it has neither ce_ fields nor a body")
         if self.format == "json":
-            return self._mapped(body)(place)
+            return self._mapped(body, place)
         return self._plain(fields, body, place)
 
     def _binary(self, fields: Mapping[str, bytes], body: bytes | None, place: Place) -> NewEvent:
@@ -89,7 +91,7 @@ class Codec:
             data, headers = to_json({name: value.decode() for name, value in rest.items()}), {}
         return _event(known, headers, data, place, (self.id, self.type, self.key, self.time))
 
-    def _mapped(self, body: bytes | None) -> Any:
+    def _mapped(self, body: bytes | None, place: Place) -> tuple[NewEvent, bool]:
         """Everything is in the body."""
         if body is None:
             raise EventError("it has no body")
@@ -102,7 +104,7 @@ class Codec:
         names = (self.id, self.type, self.key, self.time)
         known = {name: str(value) for name in names if (value := _inside(found, name)) is not None}
         data = body if self.data not in found else to_json(found[self.data])
-        return lambda place: _event(known, {}, data, place, names)
+        return _event(known, {}, data, place, names)
 
 
 def _inside(found: Any, path: str) -> Any:

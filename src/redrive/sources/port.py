@@ -35,9 +35,11 @@ class Reader(ABC):
         Halted if the broker has lost what it must not lose; SourceDown if it cannot be reached.
         """
 
+    @abstractmethod
     def settled(self, messages: Sequence[Message]) -> None:
         """These have landed for good. May be lost, may be repeated."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of the connection."""
 
@@ -60,6 +62,7 @@ class Source(ABC):
         """The log where its messages land."""
         return f"{self.scheme}:{self.name}"
 
+    @abstractmethod
     def check_order(self, order: str) -> None:
         """Refuse what cannot be promised of what comes from here."""
 

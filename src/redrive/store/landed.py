@@ -10,7 +10,7 @@ from redrive.store.sql import Row, Sql
 
 def positions(sql: Sql, subscription: int) -> dict[int, str]:
     """By partition, the last message that has landed."""
-    return dict(sql.all("landed_all", {"subscription": subscription}))  # type: ignore[arg-type]
+    return dict(sql.all("landed_all", {"subscription": subscription}))
 
 
 def move(sql: Sql, subscription: int, to: Mapping[int, str]) -> None:
