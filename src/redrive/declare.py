@@ -126,7 +126,8 @@ class Declarations:
                 Subscription(
                     name or _name(function), "handler", _guarded(source, function), self._read(source, order),
                     self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
-                    concurrency=concurrency, timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
+                    concurrency=concurrency, timeout=None if timeout is None else duration(timeout),
+                    on_error=on_error, arguments=arguments,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
                 )
