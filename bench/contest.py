@@ -30,9 +30,12 @@ class Sizes:
     idle_seconds: float = 3.0
     lease_seconds: float = 3.0  # the default of 10 s would only make the take-over longer to wait for
     tracked: int = 80_000  # a second and a half of eight threads
+    failed: int = 1_000  # one after the other, each synced twice
+    delivered: int = 5_000  # a second over HTTP, six times
+    outages: int = 34  # four cooldowns
 
 
-QUICK = Sizes(1_000, 100, 20, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000)
+QUICK = Sizes(1_000, 100, 20, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000, 20, 50, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,13 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         plain("append alone", "append", "bench.append:alone", n=sizes.appends_one_by_one),
         plain("track", "track", "bench.track:one_caller", n=sizes.tracked // 4),
         plain("track, 8 threads", "track", "bench.track:many_callers", n=sizes.tracked),
+        plain("failing", "failing", "bench.failing:failing", n=sizes.failed),
+        Contestant("pg failing", "failing", "bench.failing:failing",
+                   lambda lab: {"n": sizes.failed, "server": lab.server.url}),
+        Contestant("delivery", "delivery", "bench.delivery:delivery", lambda lab: _big_file(lab, sizes.delivered)),
+        Contestant("to a file", "delivery", "bench.delivery:to_file", own_file),
+        Contestant("to stdout", "delivery", "bench.delivery:to_stdout", own_file),
+        plain("recovery", "recovery", "bench.recovery:recovery", outages=sizes.outages),
         plain("latency", "latency", "bench.latency:latency", per_second=sizes.latency_per_second,
               seconds=sizes.latency_seconds, idle_seconds=sizes.idle_seconds),
         Contestant("letters", "letters", "bench.letters:look", lambda lab: _letters_file(lab, sizes)),

@@ -10,6 +10,7 @@ import pytest
 from redrive.errors import UsageError
 from redrive.settings import (
     LetterSettings,
+    ReplaySettings,
     RetrySettings,
     Settings,
     SubscriptionSettings,
@@ -259,7 +260,7 @@ def options(struct: type) -> dict[str, str]:
     source = SOURCE.read_text(encoding="utf-8")
     body = source[source.index(f"class {struct.__name__}(") :].split("\n\n\n")[0]
     commented = dict(re.findall(r"^    (\w+): .+? = .+?  # (.+)$", body, re.MULTILINE))
-    tables = {"retry", "letters", "subscriptions"}
+    tables = {"retry", "letters", "replay", "subscriptions"}
     assert set(commented) == set(struct.__struct_fields__) - tables, "an option has no reason beside it"  # type: ignore[attr-defined]
     return commented
 
@@ -278,7 +279,8 @@ def test_the_page_lists_every_option_of_a_subscription() -> None:
     retry = {f"retry.{name}": why for name, why in options(RetrySettings).items()}
     letters = {f"letters.{name}": why for name, why in options(LetterSettings).items()}
     listed = {name.strip("`"): why for name, why in rows("Options of one subscription")}
-    assert listed == options(SubscriptionSettings) | retry | letters
+    replay = {f"replay.{name}": why for name, why in options(ReplaySettings).items()}
+    assert listed == options(SubscriptionSettings) | retry | letters | replay
 
 
 def test_the_defaults_on_the_page_are_the_defaults(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from redrive.errors import (
 )
 from redrive.event import Event
 from redrive.policy.breaker import breaker
+from redrive.policy.healing import auto_replay
 from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
 from redrive.sinks.port import Sink
@@ -54,6 +55,7 @@ __all__ = [
     "Tx",
     "UsageError",
     "VersionConflict",
+    "auto_replay",
     "breaker",
     "conflicts",
     "event",

@@ -18,6 +18,7 @@ from redrive.declare import Declarations
 from redrive.errors import CommitRefused, UsageError
 from redrive.event import NewEvent
 from redrive.observe.signals import Listener
+from redrive.policy.healing import tuned_replay
 from redrive.policy.retry import tuned
 from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
@@ -163,9 +164,11 @@ class App(Declarations):
     def _supervised(
         self, only: Iterable[str] | None, exclude: Iterable[str]
     ) -> AbstractAsyncContextManager[Supervisor]:
+        from redrive.replay.healing import Healer
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
-        return supervised(self.runtime, self._selected(only, exclude), lambda: self._lifespan and self._lifespan(self))
+        lifespan = lambda: self._lifespan and self._lifespan(self)  # noqa: E731
+        return supervised(self.runtime, self._selected(only, exclude), lifespan, Healer)
 
     def _watched(self) -> AbstractContextManager[Any]:
         """Metrics and health over HTTP, while a block lasts."""
@@ -208,9 +211,12 @@ def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
     given = found.retry.given()
     letters = overruled_letters(policy.letters, found.letters, f"settings: `subscriptions.{subscription.name}.letters")
     policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry), letters=letters)
+    where = f"settings: `subscriptions.{subscription.name}.replay`"
+    has_breaker = subscription.breaker is not None
     return replace(
         subscription,
         policy=policy,
+        replay=tuned_replay(where, subscription.replay, found.replay.given(), has_breaker=has_breaker),
         concurrency=found.concurrency or subscription.concurrency,
         timeout=found.timeout or subscription.timeout,
     )

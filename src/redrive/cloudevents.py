@@ -123,9 +123,18 @@ def encode(row: Stored, source: str) -> bytes:
 
 def http_headers(row: Stored, source: str) -> dict[str, str]:
     """The headers of an event in binary mode, where the body is the data as it is stored."""
-    fields = attributes(row, source)
-    kind = fields.pop("datacontenttype")
-    return {"content-type": kind, **{f"ce-{name}": header_text(str(value)) for name, value in fields.items()}}
+    if row.headers_raw is not None or row.schema != 1:
+        fields = attributes(row, source)
+        kind = fields.pop("datacontenttype")
+        return {"content-type": kind, **{f"ce-{name}": header_text(str(value)) for name, value in fields.items()}}
+    headers = {  # the ordinary event, by hand: a fifth of the time, and every delivery takes it
+        "content-type": "application/json", "ce-specversion": "1.0", "ce-id": header_text(row.id),
+        "ce-source": _seen_text(source), "ce-type": _seen_text(row.type),
+        "ce-time": f"{_second(row.time_us // 1_000_000)}.{row.time_us % 1_000_000:06d}Z",
+    }  # fmt: skip
+    if row.key is not None:
+        headers["ce-subject"] = headers["ce-partitionkey"] = header_text(row.key)
+    return headers
 
 
 def header_text(text: str) -> str:
@@ -135,6 +144,9 @@ def header_text(text: str) -> str:
     'K%C3%B6ln%2050%25'
     """
     return text if _PLAIN.fullmatch(text) else quote(text, safe=_UNESCAPED)
+
+
+_seen_text = lru_cache(1_024)(header_text)  # for what many events have in common
 
 
 def _fits_a_line(raw: bytes) -> bool:

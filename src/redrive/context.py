@@ -58,13 +58,15 @@ class Tx:
     Both are the same on every store; `connection` is the raw driver's.
     """
 
-    __slots__ = ("_emit", "connection", "event", "execute", "executemany")
+    __slots__ = ("_cancel", "_emit", "connection", "event", "execute", "executemany")
 
-    def __init__(self, tx: Opened, emit: Callable[..., str] | None = None) -> None:
+    def __init__(
+        self, tx: Opened, emit: Callable[..., str] | None = None, cancel: Callable[..., bool] | None = None
+    ) -> None:
         self.connection = tx.connection
         self.execute = tx.execute  # bound once: the hot path of every projection
         self.executemany = tx.executemany
-        self._emit = emit
+        self._emit, self._cancel = emit, cancel
         self.event: Event[Any] | None = None  # the one a projection is called for
 
     def emit(
@@ -89,6 +91,17 @@ class Tx:
         return self._emit(
             self.event, log, type, data, key, headers=headers, expected_version=expected_version, after=after, at=at
         )
+
+    def cancel(self, log: Any, id: str) -> bool:
+        """Take a scheduled event back in this transaction: the id is what `emit` returned.
+
+        False if it is not there: it has come due, or was taken back before. A rebuild takes nothing back, and says what
+        was said then: False if the event is in the log.
+        """
+        if self._cancel is None:
+            raise UsageError("cancel belongs to projections; here, use log.cancel(id, tx=tx)")
+        assert self.event is not None
+        return self._cancel(self.event, _name_of(log, "cancel"), id)
 
 
 class Emitter:

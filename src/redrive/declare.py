@@ -10,6 +10,7 @@ from redrive.errors import UsageError
 from redrive.event import check_type
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
+from redrive.policy.healing import AutoReplay, settled_for
 from redrive.policy.limiter import paced
 from redrive.policy.partitions import PARTITIONS_MAX
 from redrive.policy.retry import Conflicts, Retry
@@ -71,6 +72,7 @@ class Declarations:
         retry: RetryGiven = None,
         conflicts: Conflicts | None = None,
         letters: Rules | None = None,
+        replay: AutoReplay | None = None,
         on_error: Callable[..., Any] | None = None,
         partitions: int = 1,
     ) -> Callable[[F], F]:
@@ -89,6 +91,7 @@ class Declarations:
                     self._read(source, order), self._types(types), order, key_by, start,
                     _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
                     arguments=arguments, partitions=_partitions(partitions, order, key_by, function),
+                    replay=settled_for(name or _name(function), replay, has_breaker=False),
                 )
             )  # fmt: skip
             return function
@@ -106,6 +109,7 @@ class Declarations:
         retry: RetryGiven = None,
         conflicts: Conflicts | None = None,
         letters: Rules | None = None,
+        replay: AutoReplay | None = None,
         concurrency: int = 1,
         timeout: str | float | None = None,
         breaker: Rule | None = None,
@@ -130,6 +134,7 @@ class Declarations:
                     on_error=on_error, arguments=arguments,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
+                    replay=settled_for(name or _name(function), replay, has_breaker=breaker is not None),
                 )
             )  # fmt: skip
             return function
@@ -146,6 +151,7 @@ class Declarations:
         start: str | None = None,
         retry: RetryGiven = None,
         letters: Rules | None = None,
+        replay: AutoReplay | None = None,
         concurrency: int = 10,
         timeout: str | float | None = "30s",
         breaker: Rule | None = DEFAULT_BREAKER,
@@ -167,6 +173,7 @@ class Declarations:
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
+                    replay=settled_for(sink.name, replay, has_breaker=breaker is not None),
                 )
             )  # fmt: skip
 

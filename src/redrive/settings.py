@@ -53,6 +53,22 @@ class LetterSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_if: Reference | None = None  # MODULE:FUNCTION of the letter that answers True or False; asked last
 
 
+class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Automatic replay of a subscription's dead letters; what is None stays as the code says."""
+
+    enabled: bool | None = None  # false switches it off; true, or any of the others, on
+    cron: str | None = None  # five fields, in UTC: when to replay what may have passed
+    on_recovery: bool | None = None  # also when the breaker of the dependency closes again
+    times: Annotated[int, Meta(ge=1, le=100)] | None = None  # automatic replays of one letter, for ever
+    max_age: Seconds | None = None  # letters that died longer ago are left alone
+    batch: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # letters of one operation
+    rate: Rate | None = None  # the most replays a second; it begins with one, and grows
+
+    def given(self) -> dict[str, Any]:
+        """The overrides that are set, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
 class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Overrides for one subscription; what is None stays as the code says."""
 
@@ -60,6 +76,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Seconds | None = None  # how long one call of the function may take
     retry: RetrySettings = RetrySettings()
     letters: LetterSettings = LetterSettings()
+    replay: ReplaySettings = ReplaySettings()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +120,11 @@ PROFILES: dict[str, dict[str, Any]] = {
     "production": {"retry_budget": rate("50/s"), "retry_budget_over": "wait", "retry_budget_jitter": 1.5},
 }
 
-_TABLES: dict[str, Any] = {"retry": RetrySettings, "letters": LetterSettings}  # of a subscription
+_TABLES: dict[str, Any] = {
+    "retry": RetrySettings,
+    "letters": LetterSettings,
+    "replay": ReplaySettings,
+}  # of a subscription
 _CODE_ONLY = ("order", "key_by", "types", "start", "partitions")
 # Not options: the file itself, knobs of the test suite, and the variables that Kubernetes sets in every
 # pod beside a service called "redrive".

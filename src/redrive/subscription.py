@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from redrive.errors import BadKey, EventError, UsageError
 from redrive.event import Event, check_key
 from redrive.policy.breaker import Rule
+from redrive.policy.classify import blames_a_dependency
 from redrive.policy.decide import Policy
+from redrive.policy.healing import AutoReplay
 from redrive.policy.limiter import Bucket
+from redrive.policy.outcome import Blocked, Failed, Outcome
 from redrive.policy.patterns import matches
 from redrive.policy.rules import Rules, overruled, written
 from redrive.settings import LetterSettings
@@ -51,6 +54,7 @@ class Subscription:
     sink: Sink | None = None  # of a delivery
     origin: Source | None = None  # of an intake: the broker whose messages land in its log
     group: str = ""  # of an intake: on whose behalf it reads
+    replay: AutoReplay | None = None  # dead letters that are replayed automatically
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 
@@ -58,6 +62,21 @@ class Subscription:
     def is_async(self) -> bool:
         """Does the function run on the event loop?"""
         return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def dependency(self) -> str:
+        """What its letters call whoever it calls: the breaker's name, or its own."""
+        return (self.breaker.name if self.breaker is not None else None) or self.name
+
+    def blamed(self, outcome: Outcome | None) -> str | None:
+        """The dependency, if a failure is its fault rather than the event's or the code's."""
+        match outcome:
+            case Blocked():
+                return self.dependency
+            case Failed(error):
+                counts = blames_a_dependency if self.breaker is None else self.breaker.counts
+                return self.dependency if counts(error) else None
+        return None
 
     def wants(self, event_type: str) -> bool:
         """Does the filter ask for this type?"""

@@ -69,6 +69,17 @@ def test_a_quick_run_of_the_main_rows_gives_every_figure_the_report_needs(tmp_pa
     assert page.endswith(f"{report.END}\nb\n")
 
 
+def test_a_quick_run_of_deliveries_failures_and_recovery_gives_its_figures(tmp_path: Path) -> None:
+    topics = {"delivery", "failing", "recovery", "track"}
+    with Lab(tmp_path) as lab:
+        (done,) = rounds(lab, chosen(QUICK, topics), 1, lambda text: None)
+    found = rows.results([done], topics)
+    assert {result.row.topic for result in found} == topics
+    assert all(result.median > 0 for result in found)
+    assert done["recovery"]["worst_seconds"] <= 60, "virtual time: this one is no matter of the machine"
+    assert done["recovery"]["probed_worst_seconds"] <= 10
+
+
 def test_the_page_in_docs_has_the_marks_between_which_a_run_writes_its_table() -> None:
     page = (ROOT / "docs" / "performance.md").read_text("utf-8")
     assert page.count(report.BEGIN) == 1

@@ -16,19 +16,23 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
-PATIENCE = 30.0  # seconds until a condition counts as never; a busy machine may need many
+PATIENCE = 90.0  # seconds until a condition counts as never; a busy machine may need many
 
 
 def wait_until(condition: Callable[[], T], timeout: float = PATIENCE, what: str = "", every: float = 0.002) -> T:
-    """Look again and again until the condition holds, and return what it said."""
+    """Look again and again until the condition holds, and return what it said.
+
+    Rests twice as long as the look took: those who are waited for need the machine more.
+    """
     pause, deadline = threading.Event(), time.monotonic() + timeout
     while True:
+        began = time.monotonic()
         found = condition()
         if found:
             return found
-        if time.monotonic() > deadline:
+        if (now := time.monotonic()) > deadline:
             raise AssertionError(f"not within {timeout:g} s: {what or condition}")
-        pause.wait(every)
+        pause.wait(max(every, 2 * (now - began)))
 
 
 class Child:

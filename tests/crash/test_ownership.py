@@ -95,7 +95,7 @@ def test_a_second_process_stands_by_and_takes_over_at_once_when_the_owner_is_kil
     wait_until(world.is_drained)
     assert world.signals("LeaseTaken", "heir") == []
     owner.kill()
-    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY), timeout=5)
+    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY))
     assert all(line["unclean"] is False for line in world.signals("LeaseTaken", "heir")), "nothing was in flight"
     assert world.producer(30).wait() == 0
     wait_until(world.is_drained)
@@ -107,14 +107,14 @@ def test_a_second_process_stands_by_and_takes_over_at_once_when_the_owner_is_kil
 def test_a_second_process_takes_over_at_once_when_the_owner_stops_gracefully(
     zygote: Zygote, tmp_path: Path, store: str | None
 ) -> None:
-    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"}, store=store)
+    world = World(zygote, tmp_path, env={"REDRIVE_LEASE": "10m"}, store=store)  # far beyond anybody's patience
     owner = world.worker(heard="owner")
     wait_until(lambda: len(world.signals("LeaseTaken", "owner")) == len(EVERYBODY))
     heir = world.worker(heard="heir")
     producer = world.producer(60)
     wait_until(lambda: world.acked > 10)
     owner.signal(signal.SIGTERM)
-    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY), timeout=5)
+    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY))
     assert owner.wait() == 0
     assert producer.wait() == 0
     wait_until(world.is_drained)
@@ -236,7 +236,7 @@ def test_a_killed_owner_that_nobody_has_reaped_is_dead_all_the_same(zygote: Zygo
     owner.signal(signal.SIGKILL)
     wait_until(lambda: owner.ended)
     heir = world.worker(heard="heir")
-    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY), timeout=10)
+    wait_until(lambda: len(world.signals("LeaseTaken", "heir")) == len(EVERYBODY))
     heir.signal(signal.SIGTERM)
     assert heir.wait() == 0
     assert owner.wait() == -signal.SIGKILL

@@ -94,7 +94,6 @@ def test_a_projection_that_swallows_everything_still_emits(tmp_path: Path) -> No
     app.close()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("error", [sqlite3.OperationalError("disk I/O error"), sqlite3.DatabaseError("malformed")])
 def test_a_checkpoint_that_fails_does_not_end_the_writer(tmp_path: Path, error: sqlite3.Error) -> None:
     """The writer's thread died of it, and every later append waited for ever."""

@@ -17,8 +17,6 @@ from tracking import KEYS, build
 
 from redrive.store.address import is_postgres
 
-pytestmark = pytest.mark.timeout(110)
-
 ROUNDS = 8
 
 

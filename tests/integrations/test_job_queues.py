@@ -27,7 +27,6 @@ from redrive.settings import Settings
 from redrive.tracking.modes import MODE, Mode
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

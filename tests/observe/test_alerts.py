@@ -14,6 +14,7 @@ import pytest
 
 from redrive.observe import metrics as m
 from redrive.policy.action import REASONS
+from redrive.policy.healing import Ending
 
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = ROOT / "src" / "redrive" / "observe"
@@ -26,7 +27,7 @@ WORDS = {
     "reason": set(REASONS),
     "change": {"taken", "unclean", "released", "lost"},
     "how": {"retry", "replay"},
-    "outcome": {"recovered", "buried"},
+    "outcome": {"recovered", "buried", *Ending},
     "fate": {"kept", "bypass", "dropped"},
     "result": {"applied", "failed", "skipped", "waiting"},
 }

@@ -140,3 +140,64 @@ def test_with_a_tracer_each_call_is_a_span_that_continues_the_trace_of_its_event
         [one] = [one for one in found if one["name"] == name]
         assert one["parent"] == pays["placed"]["span"]  # emitted inside that call
     assert one["messaging.batch.message_count"] == 1
+
+
+DELIVERING = """
+import json
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from redrive import App, no_retry, webhook
+from redrive.sinks import loki
+from redrive.testing.web import HttpServer, Reply
+
+spans = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(spans))
+trace.set_tracer_provider(provider)
+
+app = App("shop.db")
+orders = app.log("orders")
+with HttpServer() as server:
+    server.behave = lambda request: Reply(422 if b"refuse" in request.body and request.path == "/crm" else 200)
+    to = [webhook(server.url + "/crm", name="crm", allow_private=True), loki(server.url, name="loki")]
+    app.deliver(orders, to=to, start="first", retry=no_retry)
+    with trace.get_tracer("test").start_as_current_span("request"):
+        orders.append("placed", "take", id="taken")
+        orders.append("placed", "refuse", id="refused")
+    app.run(until_idle=True)
+    app.close()
+    requests = [[one.path, one.headers.get("ce-id"), one.headers["traceparent"]] for one in server.requests]
+print(json.dumps([requests, [
+    {"name": one.name, "span": f"{one.context.span_id:016x}", "parent": one.parent and f"{one.parent.span_id:016x}",
+     "trace": f"{one.context.trace_id:032x}", "kind": one.kind.name, "status": one.status.status_code.name,
+     **dict(one.attributes)}
+    for one in spans.get_finished_spans()
+]]))
+"""
+
+
+def test_a_delivery_is_a_span_and_its_request_carries_it(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(DELIVERING)
+    done = subprocess.run(
+        [sys.executable, "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    requests, found = json.loads(done.stdout)
+    [request] = [one for one in found if one["name"] == "request"]
+    delivered = {one["messaging.message.id"]: one for one in found if one["name"] == "deliver crm"}
+    assert {id: one["status"] for id, one in delivered.items()} == {"taken": "UNSET", "refused": "ERROR"}
+    for one in delivered.values():
+        assert (one["parent"], one["kind"], one["messaging.operation.type"]) == (request["span"], "CLIENT", "send")
+    assert delivered["refused"]["error.type"] == "HttpError"
+    sent = {id: _without_flags(parent) for path, id, parent in requests if path == "/crm"}
+    assert sent == {id: f"00-{one['trace']}-{one['span']}" for id, one in delivered.items()}
+    pushed = [one for one in found if one["name"] == "deliver loki"]
+    pushes = [_without_flags(parent) for path, _, parent in requests if path != "/crm"]
+    assert sorted(pushes) == sorted(f"00-{one['trace']}-{one['span']}" for one in pushed)
+    assert sum(one["messaging.batch.message_count"] for one in pushed) == 2
+
+
+def _without_flags(parent: str) -> str:
+    return parent.rpartition("-")[0]  # releases of the SDK differ in them

@@ -17,7 +17,7 @@ from redrive.settings import Settings
 from redrive.store.postgres.store import PostgresStore
 
 SETTINGS = Settings(pool_max=2, busy_timeout=0.2, halt_wait=0.02, halt_wait_max=0.05)
-PATIENCE = 30.0
+PATIENCE = 90.0  # seconds until something counts as never; a busy machine may need many
 
 
 class Heard:

@@ -279,6 +279,19 @@ def test_whatever_a_projection_does_nothing_of_it_is_left(theatre: Theatre, play
         assert tickets == [(1,), (2,)]  # no number was used up
 
 
+def test_a_time_out_that_a_projection_takes_back_in_a_rehearsal_is_still_there(theatre: Theatre) -> None:
+    theatre.sell("a1", "a2")
+    scheduled = theatre.news.append("seat.lapsed", after="30m")
+    answers: list[bool] = []
+
+    def take_back(event: Event[Any], tx: Tx) -> None:
+        answers.append(tx.cancel(theatre.news, scheduled.id))
+
+    theatre.book = take_back
+    assert [one.result for one in theatre.rehearse("book").letters] == ["would succeed"] * 2
+    assert answers == [True, False], "the second sees what the first has done"
+
+
 def test_even_our_own_tables_are_as_they_were(theatre: Theatre) -> None:
     theatre.sell("a")
     theatre.book = writes_our_tables

@@ -13,8 +13,6 @@ from redrive import App, IdConflict, VersionConflict
 from redrive.settings import Settings
 from redrive.testing.failpoints import failpoint
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_a_group_counts_positions_and_versions_one_by_one(tmp_path: Path) -> None:
     app = App(str(tmp_path / "shop.db"))

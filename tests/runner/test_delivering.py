@@ -409,3 +409,43 @@ def test_a_handler_may_have_a_breaker_and_two_may_share_it(app: App, harness: Ha
 def test_what_is_no_sink_no_breaker_or_no_limit_is_refused(app: App, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         app.deliver(app.log("orders"), **wrong)
+
+
+def test_outcomes_wait_a_moment_for_company_while_there_is_more_to_send(start: Any) -> None:
+    """However often the loop is woken: a commit for each of them would take longer than the requests."""
+
+    @asynccontextmanager
+    async def producing(app: App) -> AsyncIterator[None]:
+        async def produce() -> None:
+            for number in range(100):
+                await asyncio.sleep(0.001)
+                await app.log("orders").append_async("order.placed", f"new {number}", key=f"new {number}")
+
+        task = asyncio.create_task(produce())
+        yield
+        task.cancel()
+
+    app = App("unused.db", lifespan=producing)
+    harness: Harness = start(app)
+    shelf = Shelf("shelf")
+    shelf.takes = 0.001
+    deliver(app, shelf, concurrency=2)
+    with app.transaction() as tx:
+        items = [{"type": "order.placed", "data": f"{number}", "key": f"{number}"} for number in range(400)]
+        app.log("orders").append_many(items, tx=tx)
+    harness.advance("1s")
+    assert len(shelf.got) == 500
+    commits = [told.applied for told in harness.signals if isinstance(told, sig.Settled)]
+    assert sum(commits) == 500
+    assert len(commits) <= 30, "a quarter of a second of requests, and a commit every ten milliseconds"
+
+
+def test_a_key_that_stands_alone_does_not_wait_for_company(app: App, harness: Harness) -> None:
+    shelf = Shelf("shelf", clock=harness.clock)
+    deliver(app, shelf, concurrency=10)
+    for number in range(20):
+        harness.append("orders", "order.placed", f"{number}", key="ada")
+    began = harness.clock.monotonic()
+    harness.run_until_idle()
+    assert shelf.got == [f"{number}" for number in range(20)]
+    assert shelf.times[-1] - began < 0.01

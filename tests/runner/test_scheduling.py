@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, Ctx, Event, EventError, IdConflict, Reject, Tx, UsageError, conflicts
+from redrive import App, Ctx, Event, EventError, IdConflict, Reject, Tx, UsageError, conflicts, retry
 from redrive.failpoints import arm
 from redrive.observe.signals import CameDue, Scheduled
 from redrive.testing import Harness
@@ -372,6 +372,87 @@ def test_a_handler_may_take_back_what_it_has_just_scheduled(app: App, harness: H
         harness.append("orders", "go")
     harness.advance("1m")
     assert types_of(app, "out") == ["stays"] * 3
+
+
+def declare_deadlines(app: App, **options: Any) -> None:
+    """A projection that keeps an order's deadline in its own table."""
+    orders = app.log("orders")
+    tables = {"deadlines": "key TEXT, id TEXT", "payments": "key TEXT, in_time INTEGER"}
+
+    @app.projection(orders, "order.placed", "payment.received", tables=tables, **options)
+    def deadline(event: Event[Any], tx: Tx) -> None:
+        if event.type == "order.placed":
+            id = tx.emit(orders, "payment.overdue", after="30m")
+            tx.execute("INSERT INTO deadlines VALUES (:key, :id)", {"key": event.key, "id": id})
+            return
+        ((id,),) = tx.execute("SELECT id FROM deadlines WHERE key = :key", {"key": event.key}).fetchall()
+        in_time = tx.cancel(orders, id)
+        tx.execute("INSERT INTO payments VALUES (:key, :in_time)", {"key": event.key, "in_time": int(in_time)})
+        if event.data == "bounced":
+            raise ValueError("the payment bounced")
+
+
+def payments(harness: Harness) -> list[tuple[str, int]]:
+    return [(key, in_time) for key, in_time in harness.query("SELECT key, in_time FROM payments ORDER BY key")]
+
+
+def test_a_projection_takes_its_time_out_back_and_a_rebuild_is_told_the_same(app: App, harness: Harness) -> None:
+    declare_deadlines(app)
+    for key in ("late", "paid", "unpaid"):
+        harness.append("orders", "order.placed", key=key)
+    harness.advance("10m")
+    harness.append("orders", "payment.received", key="paid")
+    harness.run_until_idle()
+    assert len(waiting(harness)) == 2, "at once, in the transaction that applied the payment"
+    harness.advance("1h")
+    harness.append("orders", "payment.received", key="late")
+    harness.append("orders", "order.placed", key="open")
+    harness.run_until_idle()
+    told = [(event.key, event.type) for event in app.log("orders").read()]
+    assert payments(harness) == [("late", 0), ("paid", 1)]
+    left = waiting(harness)
+    assert len(left) == 1
+    app.operate("a test").reset("deadline", "again")
+    harness.run_until_idle()
+    assert payments(harness) == [("late", 0), ("paid", 1)]
+    assert (waiting(harness), [(event.key, event.type) for event in app.log("orders").read()]) == (left, told)
+
+
+def test_what_a_projection_took_back_is_there_again_when_its_event_fails(app: App, harness: Harness) -> None:
+    declare_deadlines(app, retry=retry(attempts=2, wait="1m", jitter=0))
+    harness.append("orders", "order.placed", key="ada")
+    harness.run_until_idle()
+    scheduled = waiting(harness)
+    harness.append("orders", "payment.received", "bounced", key="ada")
+    for key in ("eve", "joe"):
+        harness.append("orders", "order.placed", key=key)
+    harness.advance("5m")
+    assert len(harness.letters("dead")) == 1
+    assert waiting(harness)[:1] == scheduled and len(waiting(harness)) == 3
+    assert payments(harness) == []
+    harness.advance("1h")
+    assert types_of(app, "orders").count("payment.overdue") == 3
+
+
+def test_a_projection_may_take_back_what_it_has_just_scheduled(app: App, harness: Harness) -> None:
+    out, answers = app.log("out"), []
+
+    @app.projection(app.log("orders"))
+    def function(event: Event[Any], tx: Tx) -> None:
+        tx.emit(out, "stays", after="1m")
+        id = tx.emit(out, "goes", after="1m")
+        answers.append((tx.cancel(out, id), tx.cancel(out, id), tx.cancel(app.log("nowhere"), id)))
+
+    for _ in range(3):
+        harness.append("orders", "go")
+    harness.advance("1m")
+    assert set(answers) == {(True, False, False)}
+    assert types_of(app, "out") == ["stays"] * 3
+
+
+def test_cancel_of_a_transaction_belongs_to_projections(app: App, harness: Harness) -> None:
+    with app.reader() as tx, pytest.raises(UsageError, match=r"log\.cancel"):
+        tx.cancel(app.log("orders"), "x")
 
 
 # ---------------------------------------------------------------- clocks and deaths

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict, fields
 
-from redrive import App, Reject, StoreError, breaker, no_retry, retry, rules
+from redrive import App, Reject, StoreError, auto_replay, breaker, no_retry, retry, rules
 from redrive.observe import signals as sig
 from redrive.observe.logs import JsonFormatter, LogListener
 from redrive.settings import Settings
@@ -34,6 +34,7 @@ def declare_troubles(app: App) -> None:
         retry=retry(attempts=2, wait="1s", jitter=0),
         letters=rules(discard="drop.*", keep_if=lambda letter: letter.broken),
         breaker=breaker(failures=1, cooldown="1s", probes=1),
+        replay=auto_replay(),
     )
     def charge(event, ctx):
         match event.type:

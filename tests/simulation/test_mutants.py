@@ -59,14 +59,25 @@ OURS = ("AttributeError", "NameError", "TypeError", "ImportError")  # errors of 
 FLAKY_DISK = Faults(error=0.1, unknown=0.05, crash=0.004, chaos=0.3)
 FAILING_STORE = Faults(error=0.2, unknown=0.05, crash=0.01)  # with three deaths a burial would have a cause
 SICK_DISK = Faults(midway=0.1)
-TAKE_OVERS = Faults(stall=0.3, chaos=2.0)
+TAKE_OVERS = Faults(stall=0.6, chaos=1.0)
 STATES: dict[str, Any] = {
     "kind": "async", "order": "none", "state": True, "wraps": True, "keys": 1, "concurrency": 3, "call": 0.1,
 }  # fmt: skip
 STUBBORN: dict[str, Any] = {"kind": "projection", "poison": 0.0, "flaky": 0.0, "odd": 1.0, "faults": SICK_DISK}
 REBUILDS: dict[str, Any] = {"kind": "projection", "emit": True, "operate_every": 0.1}
 PARTITIONED: dict[str, Any] = {"partitions": 2, "repartition": 3, "key_by": "", "order": "key", "keys": 3}
-TAKEN_OVER: dict[str, Any] = {"kind": "async", "concurrency": 3, "faults": TAKE_OVERS, "partitions": 1}
+# An owner that oversleeps its lease and then parks a letter, while another one has looked and not yet taken over: short
+# leases, many failures, nobody else about. It took 643 seeds in a world where anything may happen, and takes about 20.
+OVERSLEEPERS: dict[str, Any] = {
+    "kind": "async", "concurrency": 3, "partitions": 1, "order": "key", "keys": 2, "keyless": 0.0, "poison": 0.6,
+    "flaky": 0.0, "odd": 0.0, "timeout": None, "events": 30, "append_every": 0.3, "phase": 10.0, "emit": False,
+    "settle_max": 1, "poll": 0.05, "lease": 0.6, "operate_every": 1e6, "faults": TAKE_OVERS,
+}  # fmt: skip
+GROUPS: dict[str, Any] = {  # many calls end at once, and some of them cannot be settled: 174 seeds elsewhere, 3 here
+    "kind": "async", "concurrency": 3, "order": "key", "keys": 3, "keyless": 0.2, "poison": 0.0, "flaky": 0.0,
+    "odd": 0.6, "timeout": None, "events": 30, "append_every": 0.0, "call": 0.0, "latency": 0.01, "settle_max": 500,
+    "window_max": 1000,
+}  # fmt: skip
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -172,9 +183,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "lock_subscription", "parked_version + 1", "parked_version + 0")
 
 
-@mutant(
-    "a take-over loads before it bumps the epoch", "8", kind="async", concurrency=3, faults=TAKE_OVERS, partitions=1
-)
+@mutant("a take-over loads before it bumps the epoch", "8", **OVERSLEEPERS)
 def _(patch: pytest.MonkeyPatch) -> None:
     def take(
         engine: Engine, subscription: Subscription, row: Subscribed, watched: Lease | None, watched_for: float,
@@ -382,7 +391,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         rewrite(patch, query, "ON CONFLICT DO NOTHING", "ON CONFLICT DO UPDATE SET data = excluded.data")
 
 
-@mutant("when one of a group cannot be settled, all are called again", "16", kind="async", odd=0.9, concurrency=3)
+@mutant("when one of a group cannot be settled, all are called again", "16", **GROUPS)
 def _(patch: pytest.MonkeyPatch) -> None:
     settle, write = Handling._settle, Handling._write
 
@@ -567,7 +576,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- the hunt
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("planted", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_broken_rule_is_noticed(
     planted: Mutant, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
@@ -583,7 +592,10 @@ def test_a_broken_rule_is_noticed(
     pytest.fail(f"{planted.name}: nobody noticed in {SEEDS_MAX} schedules")
 
 
-@pytest.mark.parametrize("planted", [one for one in MUTANTS if one.options], ids=lambda mutant: mutant.name)
+WORLDS = {str(one.options): one for one in MUTANTS if one.options}  # several mutants share one: once is enough
+
+
+@pytest.mark.parametrize("planted", WORLDS.values(), ids=lambda mutant: mutant.name)
 def test_it_is_the_mutant_that_is_noticed(planted: Mutant) -> None:
     """The same schedules without the mutant keep every promise."""
     for seed in range(25):

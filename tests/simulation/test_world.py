@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from redrive.errors import CommitUnknown, StoreBusy, StoreError
+from redrive.store.sqlite.connection import BEGIN
 from redrive.testing.sim.disk import Disk
 from redrive.testing.sim.fate import Fate
 from redrive.testing.sim.options import Faults, Options
@@ -17,6 +18,7 @@ from redrive.testing.sim.workload import Workload
 from redrive.testing.sim.world import World
 
 TABLE = "CREATE TABLE entries (n INTEGER)"
+COUNTED = "CREATE TABLE entries (n INTEGER PRIMARY KEY AUTOINCREMENT)"  # which SQLite notes in a table of its own
 
 
 class Quiet:
@@ -152,6 +154,49 @@ def test_a_durable_commit_makes_all_before_it_durable(world: World) -> None:
     write(process, 2)
     world._power_cut()
     assert entries(world) == [1, 2]
+
+
+def everything(disk: Disk) -> dict[str, list[Any]]:
+    tables = [name for (name,) in disk.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    return {name: disk.rows(f"SELECT * FROM {name}") for name in tables}
+
+
+def test_a_world_finds_nothing_of_the_one_before_it() -> None:
+    disk = Disk(COUNTED)
+    before, connection = everything(disk), disk.connection
+    with disk.store.transaction() as tx:
+        tx.connection.execute("INSERT INTO entries VALUES (1)")
+        tx.connection.execute("DELETE FROM redrive_meta")
+    disk.store._full.control(BEGIN)  # its process died in the middle of a transaction
+    disk.connection.execute("INSERT INTO entries VALUES (2)")
+    disk.close()
+    disk = Disk(COUNTED)
+    assert disk.connection is connection and not connection.in_transaction
+    assert everything(disk) == before
+    disk.close()
+
+
+@pytest.mark.parametrize("why", ["its tables are others", "somebody is left in it"])
+def test_what_another_world_could_stumble_over_is_given_to_none(why: str) -> None:
+    disk = Disk(TABLE)
+    connection = disk.connection
+    if why == "its tables are others":
+        with disk.store.transaction() as tx:
+            tx.connection.execute("CREATE TABLE more (n INTEGER)")
+    disk.close(somebody_is_left=why == "somebody is left in it")
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+    other = Disk(TABLE)
+    assert other.connection is not connection and other.rows("SELECT * FROM entries") == []
+    other.close()
+
+
+def test_each_world_is_guarded_by_its_own_store() -> None:
+    for _ in range(2):
+        disk = Disk(TABLE)
+        with disk.store.transaction() as tx, pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            tx.connection.execute("COMMIT")
+        disk.close()
 
 
 @pytest.mark.parametrize("rolls_back", [True, False])

@@ -41,6 +41,18 @@ def failure(server: HttpServer, *behaviours: Any, **options: Any) -> Exception:
 # ------------------------------------------------------------ what is sent
 
 
+@pytest.mark.parametrize("headers", [{}, {"tenant": "a"}])
+@pytest.mark.parametrize("key", [None, "ada", "Köln 1"])
+@pytest.mark.parametrize("id", ["order-1", "order 1%"])
+def test_the_headers_of_any_event_are_its_attributes(id: str, key: str | None, headers: dict[str, str]) -> None:
+    """Those of an ordinary one are made by hand; both ways have to agree."""
+    event = make_event("order.placed", 1, key=key, id=id, headers=headers)
+    fields = cloudevents.attributes(event, "urn:x y")
+    expected = {f"ce-{name}": cloudevents.header_text(text) for name, text in fields.items()}
+    kind = expected.pop("ce-datacontenttype")
+    assert cloudevents.http_headers(event, "urn:x y") == {"content-type": kind, **expected}
+
+
 def test_a_binary_cloudevent_is_the_data_with_its_attributes_as_headers(server: HttpServer) -> None:
     sink = hook(server, headers={"Authorization": "Bearer x"})
     sink.log = "orders"

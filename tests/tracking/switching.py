@@ -11,7 +11,7 @@ from typing import Any
 from redrive import App, StoreError
 from redrive.store.port import Appending, Store
 
-PATIENCE = 30.0
+PATIENCE = 90.0  # seconds until something counts as never; a busy machine may need many
 
 
 def wait_until(condition: Callable[[], Any], what: str = "") -> None:

@@ -18,10 +18,7 @@ from redrive.settings import Settings
 from redrive.tracking import haul, tracker
 from redrive.tracking.report import logger
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 def data_of(app: App, log: str = "orders") -> list[object]:

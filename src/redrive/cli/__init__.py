@@ -120,7 +120,10 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 def _is_text(word: str) -> bool:
     """Bytes that are no text arrive as halves of characters, which no store, file or terminal takes."""
-    return not any(one == "\0" or "\ud800" <= one <= "\udfff" for one in word)
+    try:
+        return b"\0" not in word.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _let_go_of_stdout() -> None:

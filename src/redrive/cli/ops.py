@@ -7,6 +7,7 @@ import click
 from redrive.cli.program import app_option, confirm, json_option, opened, reads, store_option, yes_option
 from redrive.cli.receipt import exit_code, one_line, operation_json, report
 from redrive.cli.render import ago, emit_json, plural, table
+from redrive.replay.bulk import AUTOMATIC
 
 
 class _Ops(click.Group):
@@ -58,7 +59,7 @@ def show(number: int, store: str | None, program: str | None, as_json: bool) -> 
         bulk = app.operate().bulk
         operation = bulk.get(number)
         report(bulk, operation, as_json)
-    if operation.unasked and not operation.cancelled and not as_json:
+    if operation.state == "interrupted" and not as_json:
         click.echo(f"its command ended early: `redrive ops resume {number}` asks for the rest")
     return exit_code(operation)
 
@@ -101,6 +102,8 @@ def resume(number: int, store: str | None, program: str | None, as_json: bool) -
             raise click.UsageError(f"an interrupted {operation.action} cannot be resumed: run the command again")
         if operation.cancelled:
             raise click.UsageError(f"operation {number} was cancelled")
+        if operation.who == AUTOMATIC:
+            raise click.UsageError("an automatic replay goes on by itself while a worker runs; `cancel` ends it")
         desk.bulk.ask(number, lambda rows, ticket: deed(rows, operation.reason, within=ticket))
         operation = desk.bulk.get(number)
         report(desk.bulk, operation, as_json)

@@ -96,6 +96,12 @@ LANES_FULL = _counter("redrive_lane_full_total", "subscription", "Times that int
 BREAKER_OPENED = _counter("redrive_breaker_opened_total", "breaker", "Times that a breaker opened.")
 BREAKER_PROBING = _counter("redrive_breaker_probing_total", "breaker", "Times that probing a dependency began.")
 BREAKER_CLOSED = _counter("redrive_breaker_closed_total", "breaker", "Times that a breaker closed again.")
+AUTO_REPLAYED = _counter(
+    "redrive_auto_replayed_total", "subscription how", "Dead letters replayed automatically, by cron or recovery."
+)
+AUTO_REPLAYS = _counter(
+    "redrive_auto_replays_total", "subscription outcome", "Automatic replays that ended: done, relapse or cancelled."
+)
 RULES_BROKEN = _counter(
     "redrive_rules_broken_total", "subscription", "Rules that could not answer; the letter is kept."
 )
@@ -152,6 +158,8 @@ HEARD: tuple[Heard, ...] = (
     Heard(sig.BreakerOpened, BREAKER_OPENED, _breaker),
     Heard(sig.BreakerProbing, BREAKER_PROBING, _breaker),
     Heard(sig.BreakerClosed, BREAKER_CLOSED, _breaker),
+    Heard(sig.AutoReplayed, AUTO_REPLAYED, lambda s: (s.subscription, s.cause), lambda s: float(s.count)),
+    Heard(sig.AutoReplayEnded, AUTO_REPLAYS, lambda s: (s.subscription, s.how)),
     Heard(sig.RuleBroken, RULES_BROKEN, _subscription),
     Heard(sig.Spooled, SPOOLED, lambda s: (), lambda s: float(s.count)),
     Heard(sig.SpoolTaken, SPOOL_TAKEN, lambda s: (), lambda s: float(s.count)),

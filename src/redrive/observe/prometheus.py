@@ -16,6 +16,7 @@ from redrive.observe import metrics as m
 from redrive.observe.metrics import HEARD, SCRAPED, TOLD, Heard, Labels, Metric
 from redrive.observe.signals import Signal, Signals
 from redrive.policy.action import BEHIND_HEAD, FAILING, REASONS
+from redrive.policy.healing import Cause, Ending
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -86,6 +87,10 @@ class Metrics:
                 self._child(m.BURIED, (name, reason))
             for how in ("retry", "replay"):
                 self._child(m.RECOVERED, (name, how))
+            for cause in Cause:
+                self._child(m.AUTO_REPLAYED, (name, str(cause)))
+            for ending in Ending:
+                self._child(m.AUTO_REPLAYS, (name, str(ending)))
 
     def _child(self, metric: Metric, labels: Labels) -> Any:
         """The metric with these labels, bound once: finding it anew would take as long as changing it."""

@@ -186,6 +186,25 @@ class BreakerClosed(Signal, frozen=True):
     breaker: str
 
 
+class AutoReplayed(Signal, frozen=True):
+    """Dead letters were sent round again without anybody asking; `cause` is cron or recovery."""
+
+    subscription: str
+    operation: int
+    count: int
+    cause: str
+
+
+class AutoReplayEnded(Signal, frozen=True):
+    """An automatic replay is over: done, by a relapse of the dependency, or cancelled."""
+
+    subscription: str
+    operation: int
+    applied: int
+    failed: int
+    how: str
+
+
 class RuleBroken(Signal, frozen=True):
     """A keep or discard rule could not answer, so the letter was kept."""
 
@@ -247,7 +266,8 @@ class Stopping(Signal, frozen=True):
 ALL: tuple[type[Signal], ...] = (
     Appended, Scheduled, CameDue, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken,
     LeaseReleased, LeaseLost, Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed,
-    RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused, TrackLimited, Stopping,
+    AutoReplayed, AutoReplayEnded, RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused,
+    TrackLimited, Stopping,
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]

@@ -70,12 +70,7 @@ def is_tracing() -> bool:
 
 
 def with_spans(subscription: Subscription) -> Subscription:
-    """The same subscription; each call of its function is a span that continues the event's trace.
-
-    A sink is handed the event's own traceparent instead: it is the other side that goes on with it.
-    """
-    if subscription.sink is not None:
-        return subscription
+    """The same subscription; each call of its function, or of its sink, is a span that continues the event's trace."""
     api = sys.modules[_API]
     tracer = api.get_tracer("redrive")
     function: Callable[..., Any] = subscription.function
@@ -106,22 +101,25 @@ def _span(api: Any, tracer: Any, subscription: Subscription, given: Any, more: t
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     events = given if isinstance(given, list) else [given]
+    is_delivery = subscription.sink is not None
     attributes: dict[str, Any] = {
         "messaging.system": "redrive",
-        "messaging.operation.type": "process",
+        "messaging.operation.type": "send" if is_delivery else "process",
         "messaging.destination.name": subscription.source,
         "messaging.consumer.group.name": subscription.name,
     }
     if isinstance(given, list):
         attributes["messaging.batch.message_count"] = len(events)
     else:
-        attributes |= {"messaging.message.id": given.id, "redrive.event.type": given.type}
         attributes["redrive.attempt"] = getattr(more[0], "attempt", 1) if more else 1
+    if len(events) == 1:
+        attributes |= {"messaging.message.id": events[0].id, "redrive.event.type": events[0].type}
     carried = _carried(events[0]) if events and events[0].headers_raw is not None else {}
     parent = TraceContextTextMapPropagator().extract(carried) if carried else None
     with tracer.start_as_current_span(
-        f"process {subscription.name}", context=parent, kind=api.SpanKind.CONSUMER, attributes=attributes,
-        record_exception=False, set_status_on_exception=False,
+        f"{'deliver' if is_delivery else 'process'} {subscription.name}", context=parent, attributes=attributes,
+        kind=api.SpanKind.CLIENT if is_delivery else api.SpanKind.CONSUMER, record_exception=False,
+        set_status_on_exception=False,
     ) as span:  # fmt: skip
         try:
             yield

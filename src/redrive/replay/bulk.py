@@ -17,6 +17,7 @@ from redrive.replay.letters import LetterDesk
 from redrive.store.port import LetterRow, StoreTx
 
 CHUNK_MAX = 200  # letters asked for at a time
+AUTOMATIC = "auto-replay"  # who replays without being asked: its letters are asked for one after the other
 CANCELLED = "the operation was cancelled"
 BAD = ("failed", "skipped")  # results that have an index of their own
 
@@ -47,9 +48,9 @@ class Operation:
         """In one word."""
         if self.cancelled:
             return "cancelled"
-        if self.unasked:
+        if self.unasked and self.who != AUTOMATIC:
             return "interrupted"
-        return "running" if self.waiting else "done"
+        return "running" if self.waiting or self.unasked else "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Result:
     why: str
 
 
-class _Part(Ticket):
+class Part(Ticket):
     """The letters of one operation, each in its turn."""
 
     def __init__(self, operation: int, rate: float | None, asked: int) -> None:
@@ -99,7 +100,7 @@ class BulkDesk:
     def ask(self, number: int, deed: Deed) -> None:
         """Do the deed to what was not asked for yet, a chunk at a time."""
         operation = self.get(number)
-        part = _Part(number, operation.rate, operation.selected - operation.unasked)
+        part = Part(number, operation.rate, operation.selected - operation.unasked)
         while rows := self._unasked(number, operation.action):
             letters = [letter for letter in rows.values() if letter is not None]
             refused = deed(letters, part).refused if letters else ()
@@ -127,10 +128,7 @@ class BulkDesk:
     def get(self, number: int) -> Operation:
         """One operation with its receipt so far."""
         with self._store.reading() as tx:
-            row = tx.sql.one("operation_get", {"id": number})
-            if row is None:
-                raise UsageError(f"there is no operation {number}; `redrive ops` lists those there are")
-            return _operation(row)
+            return operation_of(tx, number)
 
     def is_waiting(self, number: int, of: Collection[str] | None = None) -> bool:
         """Has anything it asked for still to run, in these subscriptions, or what waited behind it?"""
@@ -164,6 +162,14 @@ class BulkDesk:
     def _waiting(self, number: int) -> list[tuple[int, int]]:
         with self._store.reading() as tx:
             return [(row[0], row[1]) for row in tx.sql.all("operation_waiting", {"id": number, "limit": CHUNK_MAX})]
+
+
+def operation_of(tx: StoreTx, number: int) -> Operation:
+    """One operation with its receipt so far."""
+    row = tx.sql.one("operation_get", {"id": number})
+    if row is None:
+        raise UsageError(f"there is no operation {number}; `redrive ops` lists those there are")
+    return _operation(row)
 
 
 def _operation(row: Sequence[Any]) -> Operation:

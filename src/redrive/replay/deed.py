@@ -15,7 +15,7 @@ from redrive.clock import Env
 from redrive.errors import UsageError
 from redrive.failpoints import hit
 from redrive.observe.signals import Operated, Signals
-from redrive.store.port import Store, StoreTx, Subscribed
+from redrive.store.port import LetterRow, Store, StoreTx, Subscribed
 
 WHO_MAX = 200  # characters of a name: it stands in every listing of the audit
 
@@ -41,6 +41,11 @@ class Ticket:
     """What a deed is part of. By itself it is part of nothing, and nothing is recorded."""
 
     operation: int | None = None
+    automatic = False  # did nobody ask for it? Then it is counted
+
+    def why_not(self, letter: LetterRow, now: float) -> str:
+        """Why this letter is no part of it after all, or nothing; asked in the transaction of the deed."""
+        return ""
 
     def delay(self, letter: int) -> float:
         """How many seconds from now this letter's turn comes."""

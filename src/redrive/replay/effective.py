@@ -12,9 +12,10 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from redrive.policy.healing import AutoReplay
 from redrive.policy.retry import Retry
 from redrive.policy.rules import named
-from redrive.settings import LetterSettings, Settings, SubscriptionSettings, marks
+from redrive.settings import LetterSettings, ReplaySettings, Settings, SubscriptionSettings, marks
 from redrive.subscription import Subscription
 from redrive.units import duration, show_duration
 
@@ -64,7 +65,7 @@ def _of_subscription(
         ("retry.", mine.retry, _one_rule(code), Retry.__dataclass_fields__),
     ):
         for field, hint in get_type_hints(type(values), include_extras=True).items():
-            if field in ("retry", "letters"):
+            if field in ("retry", "letters", "replay"):
                 continue
             full, value = f"subscriptions.{name}.{prefix}{field}", getattr(values, field)
             if value is not None:
@@ -76,6 +77,7 @@ def _of_subscription(
             elif code is not None and prefix:
                 yield _option(full, f"{len(code.policy.retry)} rules", "program")
     yield from _of_letters(name, mine.letters, origins, code)
+    yield from _of_replay(name, mine.replay, origins, code)
 
 
 def _of_letters(
@@ -88,6 +90,21 @@ def _of_letters(
             yield _option(full, _written(value, None), origins.get(full, "program"))
         elif code is not None and (rules := getattr(code.policy.letters, field)):
             yield _option(full, named(rules), "program")
+
+
+def _of_replay(
+    name: str, given: ReplaySettings, origins: Mapping[str, str], code: Subscription | None
+) -> Iterator[Option]:
+    """Listed where there is automatic replay, or somebody has said something about it."""
+    rule = None if code is None else code.replay
+    for field, hint in get_type_hints(ReplaySettings, include_extras=True).items():
+        full, value = f"subscriptions.{name}.replay.{field}", getattr(given, field)
+        if value is not None:
+            yield _option(full, _written(value, hint), origins.get(full, "program"))
+        elif rule is not None and field != "enabled":
+            value = getattr(rule, field)
+            origin = BUILT_IN if value == AutoReplay.__dataclass_fields__[field].default else "program"
+            yield _option(full, _written(value, hint), origin)
 
 
 def _one_rule(code: Subscription | None) -> Retry | None:

@@ -100,7 +100,8 @@ class _Case:
             )
             return self._fate("waiting", why, behind=first.id, ahead=ahead, **known)
         if letter.state == "dead":
-            why = f"letter {letter.id} is dead ({_why(letter)})"
+            times = f", replayed automatically {letter.auto_replays} times" if letter.auto_replays else ""
+            why = f"letter {letter.id} is dead ({_why(letter)}{times})"
             return self._fate("dead", why, **known | {"at": letter.last_failed_at or letter.touched_at})
         if letter.replaying:
             why = f"letter {letter.id} is being replayed: one attempt, then dead again"

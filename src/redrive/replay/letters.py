@@ -57,10 +57,10 @@ class LetterDesk(LetterShelf):
         """Send dead letters round once more: one attempt, then dead again. Only the head of a lane may go."""
 
         def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
-            values = {"now": now, "due_at": now + within.delay(letter.id), "operation": within.operation}
-            return _not_replayable(tx, letter) or _lost(
-                tx.sql.run("letter_replay", {"id": letter.id, "rev": letter.rev, **values})
-            )
+            why = _not_replayable(tx, letter) or within.why_not(letter, now)
+            values = {"now": now, "operation": within.operation, "automatic": int(within.automatic)}
+            values["due_at"] = now if why else now + within.delay(letter.id)
+            return why or _lost(tx.sql.run("letter_replay", {"id": letter.id, "rev": letter.rev, **values}))
 
         return self._do("replay", targets, reason, change, within)
 

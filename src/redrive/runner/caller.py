@@ -1,4 +1,4 @@
-"""A projection's function: called, its outcome told, its emissions made. Runs where writing happens."""
+"""A projection's function: called, its outcome told, its emissions made and taken back. Runs where writing happens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling
 from redrive.runner.strides import Late
 from redrive.store.port import Function, StoreTx
+from redrive.store.scheduled import take_back
 
 
 class Caller:
@@ -44,7 +45,7 @@ class Caller:
 
     def user(self, tx: StoreTx) -> Tx:
         """What the function is handed."""
-        return Tx(tx, self._emit)
+        return Tx(tx, self._emit, self._cancel)
 
     def call(self, tx: StoreTx, user: Tx, work: Work) -> bool:
         """One call, behind a savepoint of the caller's; its outcome is in the work."""
@@ -98,11 +99,7 @@ class Caller:
             raise Escalate
 
     def _emit(self, event: Event[Any], log: Any, type: Any, data: Any, key: Any, **how: Any) -> str:
-        duty = self.duty
-        if not duty.durable:
-            self.is_escalating = True
-            raise Escalate
-        assert self.settling is not None
+        duty, settling = self.duty, self._durably()
         if duty.subscription.batch and duty.share.partitions > 1:
             # Its id would come of the list it was made for, and after a rebuild lists are cut in other places.
             raise UsageError("emit in a batch=True projection needs partitions=1: else a rebuild would emit it again")
@@ -112,8 +109,20 @@ class Caller:
         self._ordinal = self._ordinal + 1 if self._emitted is event else 0
         self._emitted = event
         emission = duty.emitter.make(event, self._ordinal, log, type, data, key=chosen, **how)
-        self.settling.emit(event.position, emission)
+        settling.emit(event.position, emission)
         return emission.event.id
+
+    def _cancel(self, event: Event[Any], log: str, id: str) -> bool:
+        settling = self._durably()
+        return take_back(settling.tx, log, id, quiet=settling.is_quiet(event.position))
+
+    def _durably(self) -> Settling:
+        """What others may see is synced: if this transaction is not, the function runs again in one that is."""
+        if not self.duty.durable:
+            self.is_escalating = True
+            raise Escalate
+        assert self.settling is not None
+        return self.settling
 
 
 def _never(_: BaseException) -> bool:

@@ -17,8 +17,10 @@ from redrive.policy.outcome import Outcome
 from redrive.runner.duty import Work
 from redrive.runner.loop import HandlerLoop
 from redrive.runner.probe import Prober
-from redrive.runner.staff import SETTLE_AT, Employer, Staff, TaskStaff
+from redrive.runner.staff import SETTLE_AT, YIELD_AFTER, Employer, Staff, TaskStaff
 from redrive.sinks.port import Sink, SomeFailed
+
+YIELD_EVERY = 16  # lists between two turns of the event loop that are ours: a sink may return without ever waiting
 
 
 class DeliveryLoop(HandlerLoop):
@@ -49,6 +51,7 @@ class Couriers(TaskStaff):
         assert sink is not None
         self.sink: Sink = sink
         self._waiting: asyncio.TimerHandle | None = None
+        self._carried, self._turn_began = 0, self._clock()
 
     def wake(self, count: int) -> None:
         """There is work; a sink that likes its lists full may have it wait for company."""
@@ -129,7 +132,10 @@ class Couriers(TaskStaff):
             self._call()
         elif self.desk.ready:
             self._begin_waiting()
-        await asyncio.sleep(0)
+        self._carried += 1
+        if not self._carried % YIELD_EVERY or self._clock() - self._turn_began >= YIELD_AFTER:
+            await asyncio.sleep(0)
+            self._turn_began = self._clock()
 
     async def _send_each(self, works: Sequence[Work]) -> dict[int, BaseException]:
         """One of them spoils the list: which? What follows it in its lane is not sent."""
@@ -171,7 +177,7 @@ class Couriers(TaskStaff):
         """What was raised for which of them; nothing, if all arrived."""
         events = [work.event for work in works if work.event is not None]
         try:
-            await self.sink.send(events)
+            await self._function(events)  # the sink's `send`, in a span where there are spans
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not any(work.timed_out for work in works) and task is not None and task.cancelling():

@@ -44,7 +44,7 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
                 _check_keys(engine, tx, subscription, row)
             check_tables(tx, subscription, row)
             if subscription.breaker is not None:
-                tx.guards.declare(subscription.breaker.name or subscription.name)
+                tx.guards.declare(subscription.dependency)
             rows[subscription.name] = (subscription, row)
     return rows
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from redrive.observe import signals as sig
@@ -40,7 +40,7 @@ class Gate:
     def __init__(self, duty: Duty) -> None:
         subscription = duty.subscription
         self.duty, self.rule = duty, subscription.breaker
-        self.name = (self.rule.name if self.rule else None) or subscription.name
+        self.name = subscription.dependency
         self.breaker = PRISTINE
         self._limit = subscription.limit
         self._permits: deque[Permit] = deque()
@@ -48,6 +48,7 @@ class Gate:
         self._fed: Breaker | None = None  # how it stands when the transaction at hand has committed
         self._streak = 0  # calls in a row that blamed the dependency and are not settled yet
         self._unused = 0  # probes that were taken from the store and not made: others may make them
+        self.on_change: Callable[[], None] = lambda: None  # called where writing happens
         self._ask_at = self._ramp_until = 0.0  # on the monotonic clock: asking earlier would be in vain
 
     @property
@@ -247,6 +248,7 @@ class Gate:
             State.CLOSED: sig.BreakerClosed(mine, name),
         }
         self.duty.engine.signals.tell([told[breaker.state]])
+        self.on_change()
 
     def _void_permits(self) -> None:
         """They were for another state. One by one: who calls may be taking one at this moment, in another thread."""

@@ -25,6 +25,7 @@ from redrive.runner.gate import Gate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.sql import Row
 
+ROOM_SHARE = 8  # what part of a window is worth a look into the log while as much is ready
 SPAN = 10  # how many windows of settled events may lie above the oldest unsettled one
 
 
@@ -50,7 +51,9 @@ class Handling:
             return 0 if duty.lanes or len(self.desk) else 1
         # Done rows above a slow key cost little; unsettled works are what memory and a crash must bear.
         limit = duty.engine.settings.window_max
-        return max(0, min(limit - len(self.desk), SPAN * limit - len(duty.window)))
+        room = max(0, min(limit - len(self.desk), SPAN * limit - len(duty.window)))
+        # A look into the log costs the same for one event and for hundreds: while there is enough to call, wait.
+        return 0 if room < limit // ROOM_SHARE < len(self.desk.ready) else room
 
     def take_in(self, rows: list[Row]) -> int:
         """Queue what the filter asks for; stop before an event of a full lane. How many rows are behind us."""

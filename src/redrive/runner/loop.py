@@ -139,7 +139,7 @@ class HandlerLoop(Loop):
         await self.renew_if_due()
         for work in self.work.stuck(self._monotonic()):
             self._staff.interrupt(work)
-        group = self._take_outbox()
+        group = [] if self._staff.gathers else self._take_outbox()
         room = 0 if self.stopping else self.work.room()
         due = [] if self.stopping else await self._take_due()
         paused, asked = self.duty.paused, bool(group or due or room)
@@ -156,7 +156,7 @@ class HandlerLoop(Loop):
         await self._hand_out()
         if self.work.halt:
             raise StoreError(self.work.halt)
-        if not asked and not self.desk.outbox:
+        if not asked and (not self.desk.outbox or self._staff.gathers):
             nothing = self._has_nothing() and not self._delayed and not self.wake.pending
             await self.rest(nothing, self._pause())
 
@@ -178,6 +178,7 @@ class HandlerLoop(Loop):
 
     def _take_outbox(self) -> list[Work]:
         outbox, limit = self.desk.outbox, self.duty.engine.settings.settle_max
+        self._staff.is_due = False
         return [outbox.popleft() for _ in range(min(len(outbox), limit))]
 
     async def _take_due(self) -> list[Any]:

@@ -18,7 +18,7 @@ from redrive.policy import outcome as out
 from redrive.policy.action import Action
 from redrive.policy.decide import decide
 from redrive.policy.lanes import Head
-from redrive.policy.outcome import Failure
+from redrive.policy.outcome import Failure, Outcome
 from redrive.policy.progress import NO_FLOOR, Plan
 from redrive.policy.rules import Candidate
 from redrive.runner.duty import Duty, Work
@@ -181,11 +181,11 @@ class Settling:
             self.ignored += 1
             self._take(work)
             return True
-        letter = self._letter_of(work, work.attempt, action)
+        letter = self._letter_of(work, work.attempt, action, work.outcome)
         self._hold(_New(letter, work, action, is_head=letter.state != "discarded"))
         return True
 
-    def _letter_of(self, work: Work, attempt: int, action: Action) -> NewLetter:
+    def _letter_of(self, work: Work, attempt: int, action: Action, last: Outcome | None) -> NewLetter:
         """A letter for an event that is taken in, after the attempts before this one that did not have to wait."""
         assert work.event is not None
         self._take(work)
@@ -193,12 +193,14 @@ class Settling:
             if isinstance(tried.outcome, out.Failed):
                 self.failed.append((work.event, tried.outcome.error))
         state, change, failure = _fate(action)
+        change["dependency"] = self.duty.subscription.blamed(last)
         return NewLetter(_held(work), work.lane, state, failure=failure, attempts=attempt, **change)
 
     def _become_letter(self, work: Work) -> Head:
         """Attempts at intake failed, the next one ended it: it was a letter for that moment, and is kept as one."""
         last = work.earlier[-1]
-        self._new.append(_New(self._letter_of(work, last.attempt, last.action), work, None, is_head=False))
+        letter = self._letter_of(work, last.attempt, last.action, last.outcome)
+        self._new.append(_New(letter, work, None, is_head=False))
         work.head = self._write_new()[-1]
         return work.head
 
@@ -235,7 +237,7 @@ class Settling:
         if self._new:
             self._write_new()
         if retries:
-            fates = [_retry_fate(*retry) for retry in retries]
+            fates = [_retry_fate(self.duty, *retry) for retry in retries]
             self.tx.savepoint()
             together = letters.retry(fates, self.now)
             if not together:
@@ -252,7 +254,7 @@ class Settling:
         if self._gathers and not isinstance(action, act.Discard):
             self._retries.append((work, action, head))
             return True
-        found = self.tx.letters.retry([_retry_fate(work, action, head)], self.now)
+        found = self.tx.letters.retry([_retry_fate(self.duty, work, action, head)], self.now)
         return self._learn_retry(work, action, head, found=found)
 
     def _learn_retry(self, work: Work, action: Action, head: Head, *, found: bool) -> bool:
@@ -457,10 +459,11 @@ def _held(work: Work) -> Row:
     return event.position, event.id, event.type, work.key
 
 
-def _retry_fate(work: Work, action: Action, head: Head) -> Retried:
+def _retry_fate(duty: Duty, work: Work, action: Action, head: Head) -> Retried:
     """What a failed attempt changes in its letter."""
     state, change, failure = _fate(action)
-    return head, state, {**change, "attempts": work.attempt}, failure
+    blamed = duty.subscription.blamed(work.outcome)
+    return head, state, {**change, "attempts": work.attempt, "dependency": blamed}, failure
 
 
 def _fate(action: Action) -> tuple[str, dict[str, Any], Failure]:

@@ -42,6 +42,7 @@ class Staff:
         self._clock = duty.engine.env.clock.monotonic
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None  # rings when the first of the outcomes has waited long enough
+        self.is_due = False  # are outcomes to be settled, whoever else may come?
         subscription = duty.subscription
         self._is_timed = subscription.timeout is not None
         self._function: Callable[..., Any] = subscription.function
@@ -51,6 +52,12 @@ class Staff:
     def wake(self, count: int) -> None:
         """There is work."""
         raise AssertionError
+
+    @property
+    def gathers(self) -> bool:
+        """Do the outcomes wait for company? A commit takes the time of a dozen calls, whatever is in it."""
+        waits = self._alarm is not None and not self.is_due and len(self.desk.outbox) < SETTLE_AT
+        return waits and not self.loop.stopping
 
     def interrupt(self, work: Work) -> None:
         """The work overran its timeout."""
@@ -73,6 +80,7 @@ class Staff:
 
     def _ring(self) -> None:
         self._silence()
+        self.is_due = True
         self.loop.wake.ring()
 
     def _silence(self) -> None:

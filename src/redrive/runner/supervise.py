@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from redrive.runner.bridge import Bridge
 from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
 from redrive.runner.land import LandingLoop
+from redrive.runner.healing import Heal, Healing
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
 from redrive.runner.roster import Roster
 from redrive.runner.scheduling import Scheduler
@@ -51,6 +52,7 @@ class Supervisor:
         engine: Engine,
         bridge: Bridge,
         work: Mapping[str, tuple[Subscription, Subscribed]],
+        heal: Heal,
         *,
         threads: bool = True,
     ) -> None:
@@ -67,7 +69,8 @@ class Supervisor:
         self.loops: dict[str, Loop] = {}
         self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
         self.stopping = False
-        self._threads = threads
+        self.healing: dict[str, Healing] = {}  # of subscriptions whose first partition is ours
+        self._heal, self._threads = heal, threads
         self._settled = asyncio.Event()
         self._stop_asked = asyncio.Event()
 
@@ -136,9 +139,13 @@ class Supervisor:
             await self._settled.wait()
 
     def _all_idle(self) -> bool:
-        return self.scheduler.is_idle and all(
-            post in self.waiting or (post in self.loops and self.loops[post].idle and not self.wakes[post].pending)
-            for post in self.posts
+        return (
+            self.scheduler.is_idle
+            and all(one.is_idle for one in self.healing.values())
+            and all(
+                post in self.waiting or (post in self.loops and self.loops[post].idle and not self.wakes[post].pending)
+                for post in self.posts
+            )
         )
 
     # ------------------------------------------------------------ who else is there
@@ -229,18 +236,55 @@ class Supervisor:
         else:
             kind = HandlerLoop if duty.subscription.sink is None else DeliveryLoop
             loop = kind(duty, self.bridge, wake, threads=self._threads)
+        if isinstance(loop, HandlerLoop) and loop.work.gate is not None:
+            loop.work.gate.on_change = self._breaker_changed
         loop.on_idle = self._settled.set
         self.loops[post] = loop
         if self.stopping:
             loop.stop()
         try:
-            await loop.run()
+            async with self._healed(post, loop):
+                await loop.run()
         except Fenced:
             self.engine.signals.tell([sig.LeaseLost(name, duty.epoch)])
             raise
         finally:
             self.loops.pop(post, None)
         await self.bridge.run(lambda: leases.release(duty))
+
+    def _breaker_changed(self) -> None:
+        """From any thread."""
+        for healing in list(self.healing.values()):
+            healing.news()
+
+    @asynccontextmanager
+    async def _healed(self, post: str, loop: Loop) -> AsyncIterator[None]:
+        """Dead letters are replayed by themselves meanwhile, where the program asks for it."""
+        duty, name = loop.duty, loop.duty.subscription.name
+        if duty.subscription.replay is None or duty.share.partition != 0:
+            yield
+            return
+        wakes = [self.wakes[other] for other, one in self.posts.items() if one.subscription.name == name]
+        steps, every = self._heal(duty, duty.subscription.replay), self.engine.settings.poll_max
+        healing = Healing(steps, self.bridge, wakes, every)
+        healing.on_idle = self._settled.set
+        self.healing[name] = healing
+        task = asyncio.create_task(self._heal_on(healing), name=f"redrive healing {name}")
+        try:
+            yield
+        finally:
+            del self.healing[name]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _heal_on(self, healing: Healing) -> None:
+        """Replay by itself, and again after whatever ends it: nothing of it stops the subscription."""
+        while True:
+            try:
+                await healing.run()
+            except Exception:
+                log.exception("automatic replay stopped by a bug; it is tried again")
+                await asyncio.sleep(self.engine.settings.halt_wait_max)
 
     async def _halt(self, post: str, reason: str, wait: float) -> None:
         subscription, row, partition = self.posts[post]

@@ -102,6 +102,7 @@ def _secrets(parts: SplitResult) -> tuple[str, ...]:
     return tuple(sorted((one for one in found if len(one) >= SECRET_CHARS_MIN), key=len, reverse=True))
 
 
+@lru_cache(1_024)  # every request asks, and always about the same few
 def literal(host: str) -> Ip | None:
     """The IP address that a host is written as, None if it is a name. Odd spellings (octal, decimal) are refused."""
     bare = host.strip("[]").partition("%")[0]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from redrive.clock import SystemClock
 from redrive.errors import RetryLater, UsageError
+from redrive.observe.tracing import traced
 from redrive.sinks.addresses import SECRET_CHARS_MIN, Address, check_ip, literal
 from redrive.sinks.port import Sink
 from redrive.units import duration, show_duration
@@ -113,7 +114,7 @@ class HttpSink(Sink):
             from redrive.sinks.pool import Pool
 
             self._pool = Pool(self.timeout, self.connect_timeout, self.allow_private, self.tls)
-        return await self._pool.request(method, address, headers, body)
+        return await self._pool.request(method, address, traced(headers) or headers, body)
 
     async def post(
         self, address: Address, headers: Mapping[str, str], body: bytes, hidden: tuple[str, ...] = ()

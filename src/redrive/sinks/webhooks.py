@@ -10,6 +10,7 @@ from redrive import cloudevents
 from redrive.clock import SystemClock
 from redrive.errors import Reject, UsageError
 from redrive.event import Event
+from redrive.observe.tracing import traced
 from redrive.sinks.addresses import Address, AddressRefused, parse
 from redrive.sinks.http import HttpSink, check_headers, failure, secrets_in
 from redrive.sinks.signing import Secret, keys, sign
@@ -19,7 +20,6 @@ Secrets = Secret | Sequence[Secret]
 Headers = Mapping[str, str]
 Method = Literal["GET", "HEAD", "OPTIONS"]
 
-_TRACE = ("traceparent", "tracestate")
 _NOT_WELL = frozenset({408, 425, 429})
 _clock = SystemClock()
 
@@ -45,6 +45,7 @@ class Webhook(HttpSink):
         self._url = url if callable(url) else self.check_address(parse(url))
         self._secret = secret if secret is None or callable(secret) else keys(secret)
         self._headers = headers if callable(headers) else check_headers(headers or {})
+        self._hidden = () if callable(self._headers) else secrets_in(self._headers)
         self._is_binary, self._source, self._target = mode == "binary", source, target
 
     def __repr__(self) -> str:
@@ -60,9 +61,9 @@ class Webhook(HttpSink):
         """One request for each; the first that fails ends it."""
         for event in events:
             address = self._address(event)
-            mine = check_headers(self._headers(event)) if callable(self._headers) else self._headers
+            mine, hidden = self._mine(event)
             headers, body = self._message(event, mine)
-            await self.post(address, headers, body, secrets_in(mine))
+            await self.post(address, headers, body, hidden)
 
     def target(self, event: Event[Any]) -> str:
         """The origin that the event goes to, unless a function was given that says better."""
@@ -78,17 +79,24 @@ class Webhook(HttpSink):
         except UsageError as error:  # of this event alone: the others may have good ones
             raise Reject(f"the URL for event {event.id}: {error}") from None
 
+    def _mine(self, event: Event[Any]) -> tuple[Headers, tuple[str, ...]]:
+        """The user's own headers for an event, and what of them no error may quote."""
+        if not callable(self._headers):
+            return self._headers, self._hidden
+        mine = check_headers(self._headers(event))
+        return mine, secrets_in(mine)
+
     def _message(self, event: Event[Any], mine: Headers) -> tuple[dict[str, str], bytes]:
         if self._is_binary:
             headers, body = cloudevents.http_headers(event, self.source), event.data_raw
         else:
             headers = {"content-type": "application/cloudevents+json; charset=utf-8"}
             body = cloudevents.encode(event, self.source)
-        headers["idempotency-key"] = cloudevents.header_text(event.id)
-        if event.headers_raw is not None:
-            traces = event.headers
-            headers |= {name: cloudevents.header_text(traces[name]) for name in _TRACE if name in traces}
-        headers |= mine
+        headers["idempotency-key"] = headers.get("ce-id") or cloudevents.header_text(event.id)
+        if traces := traced(None, event):
+            headers |= {name: cloudevents.header_text(text) for name, text in traces.items()}
+        if mine:
+            headers |= mine
         secret = self._secret
         if secret is not None:
             found = keys(secret(event)) if callable(secret) else secret
@@ -117,7 +125,7 @@ class ProbedWebhook(Webhook):
         answer = await self.request(self._probe_method, address, mine)
         well = answer.status < 500 and answer.status not in _NOT_WELL if self._probe_url is None else answer.ok
         if not well:
-            raise failure(address, answer, now=_clock.now(), hidden=secrets_in(mine))
+            raise failure(address, answer, now=_clock.now(), hidden=self._hidden)
 
 
 def webhook(

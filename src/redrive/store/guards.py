@@ -31,6 +31,10 @@ class Guards:
         """A program has a breaker of this name: from now on it is listed, and can be opened and closed by hand."""
         self._sql.run("breaker_declare", {"name": name})
 
+    def recoveries(self, name: str) -> int:
+        """How often it closed again, by itself or by hand."""
+        return int(self._sql.value("breaker_recoveries", {"name": name}) or 0)
+
     def lock(self, name: str) -> Breaker:
         """As it stands, and nobody else changes it until this transaction is over."""
         row = self._sql.one("breaker_lock", {"name": name})

@@ -35,6 +35,7 @@ class NewLetter(NamedTuple):
     due_at: float = 0.0
     delay: float = 0.0
     resolved_by: str | None = None
+    dependency: str | None = None
 
 
 # How a letter was superseded: progress was taken back below it. One that was open had not emitted anything yet.
@@ -53,12 +54,13 @@ class Letters:
     def add(self, subscription: int, new: Sequence[NewLetter], now: float) -> list[int]:
         """Hold events; the numbers of their letters."""
         rows = []
-        for event, lane, state, reason, failure, attempts, due_at, delay, resolved_by in new:
+        for event, lane, state, reason, failure, attempts, due_at, delay, resolved_by, dependency in new:
             failed_at = now if failure is not NO_FAILURE else None
             position, event_id, kind, key = event
             rows.append((
                 subscription, position, lane, event_id, kind, key, state, reason, attempts, due_at, now, delay, now,
                 failed_at, failed_at, failure.error_type, failure.message, failure.fingerprint, now, resolved_by,
+                dependency,
             ))  # fmt: skip
         letters = self._sql.add_each("letter_add", rows)
         self.sieve.add(
@@ -79,7 +81,7 @@ class Letters:
             values = {
                 "id": head.letter, "rev": head.rev, "state": state, "now": now, "error_type": failure.error_type,
                 "error_message": failure.message, "fingerprint": failure.fingerprint, "due_at": 0.0, "delay": 0.0,
-                "resolved_by": None, **change,
+                "resolved_by": None, "dependency": None, **change,
             }  # fmt: skip
             rows.setdefault("letter_again" if state == "retrying" else "letter_retry", []).append(values)
         return sum(self._sql.many(name, of_name) for name, of_name in rows.items()) == len(retries)

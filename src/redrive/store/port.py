@@ -88,6 +88,8 @@ class LetterRow(NamedTuple):
     touched_at: float
     resolved_by: str | None
     source: str
+    dependency: str | None  # which is to blame for its last failure: a breaker's name
+    auto_replays: int
 
 
 class Counts(NamedTuple):

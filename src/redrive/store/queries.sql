@@ -232,7 +232,7 @@ DELETE FROM redrive_tables WHERE name = :name
 UPDATE redrive_letters SET state = :state, reason = :reason, rev = rev + 1, attempts = :attempts, replaying = 0,
        due_at = :due_at, due_set_at = :now, delay = :delay, first_failed_at = coalesce(first_failed_at, :now),
        last_failed_at = :now, error_type = :error_type, error_message = :error_message, fingerprint = :fingerprint,
-       touched_at = :now, resolved_by = :resolved_by
+       touched_at = :now, resolved_by = :resolved_by, dependency = :dependency
 WHERE id = :id AND rev = :rev AND state = 'retrying'
 
 -- name: letter_again
@@ -240,7 +240,7 @@ WHERE id = :id AND rev = :rev AND state = 'retrying'
 UPDATE redrive_letters SET reason = :reason, rev = rev + 1, attempts = :attempts, replaying = 0,
        due_at = :due_at, due_set_at = :now, delay = :delay, first_failed_at = coalesce(first_failed_at, :now),
        last_failed_at = :now, error_type = :error_type, error_message = :error_message, fingerprint = :fingerprint,
-       touched_at = :now
+       touched_at = :now, dependency = :dependency
 WHERE id = :id AND rev = :rev AND state = 'retrying'
 
 -- name: letter_settle
@@ -270,20 +270,20 @@ WHERE l.id = ?
 -- name: letter_get
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription WHERE l.id = :id
 
 -- name: letters_page
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = :state AND l.id > :after ORDER BY l.id LIMIT :limit
 
 -- name: letters_page_of
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = :state AND l.subscription = :subscription AND l.id > :after ORDER BY l.id LIMIT :limit
 
@@ -646,7 +646,7 @@ WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscrip
 -- What is open in a lane from a position on, in order.
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.subscription = :subscription AND l.lane = :lane AND l.state IN ('retrying', 'dead') AND l.position > :above
 ORDER BY l.position LIMIT :limit
@@ -705,6 +705,28 @@ UPDATE redrive_operations SET ended_at = :now, cancelled = 1 WHERE id = :id
 
 -- name: operation_skip_unasked
 UPDATE redrive_operation_letters SET result = 'skipped', why = :why WHERE operation = :id AND result IS NULL AND asked = 0
+
+-- name: operation_left
+-- What an operation has not asked for yet, as automatic replay looks at it.
+SELECT l.id, l.position, l.lane, l.reason, l.dependency, l.auto_replays, coalesce(l.last_failed_at, l.parked_at), o.rev
+FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
+WHERE o.operation = :id AND o.asked = 0 AND o.result IS NULL ORDER BY l.position
+
+-- name: operation_relapsed
+-- Has a replay of this operation failed by a fault of the dependency?
+SELECT 1 FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
+WHERE o.operation = :id AND o.result = 'failed' AND l.dependency IS NOT NULL LIMIT 1
+
+-- name: letters_to_heal
+-- Dead letters whose failure may pass, the oldest first; the reasons are those of policy/healing.py, which decides the rest.
+SELECT l.id, l.position, l.lane, l.reason, l.dependency, l.auto_replays, coalesce(l.last_failed_at, l.parked_at), l.rev,
+       l.operation,
+       CASE WHEN EXISTS (SELECT 1 FROM redrive_letters h WHERE h.subscription = l.subscription AND h.lane = l.lane
+                         AND h.state IN ('retrying', 'dead') AND h.position < l.position) THEN 0 ELSE 1 END
+FROM redrive_letters l
+WHERE l.subscription = :subscription AND l.state = 'dead'
+  AND l.reason IN ('attempts_exhausted', 'breaker_open', 'retry_limited') AND l.position > :above
+ORDER BY l.position LIMIT :limit
 
 -- name: note_add
 INSERT INTO redrive_notes (fingerprint, at, who, text, resolved) VALUES (:fingerprint, :now, :who, :text, :resolved)
@@ -871,14 +893,16 @@ VALUES (?, ?, ?)
 
 -- name: copy_letters
 SELECT id, subscription, position, lane, event_id, type, key, state, reason, rev, attempts, replaying, due_at, due_set_at, delay,
-       parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by, operation
+       parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by, operation,
+       dependency, auto_replays
 FROM redrive_letters WHERE id > ? ORDER BY id LIMIT ?
 
 -- name: paste_letters
 -- Triggers count it and put it into its lane; what they write into the journal is taken out again.
 INSERT INTO redrive_letters (id, subscription, position, lane, event_id, type, key, state, reason, rev, attempts, replaying, due_at, due_set_at, delay,
-       parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by, operation)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+       parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, edits, touched_at, resolved_by, operation,
+       dependency, auto_replays)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: paste_no_journal
 DELETE FROM redrive_journal
@@ -1007,16 +1031,21 @@ SELECT name, state, failures, successes, since, until FROM redrive_breakers ORDE
 
 -- name: breaker_lock
 -- There is a row from here on, and it is this transaction's.
-INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0)
+INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0, 0)
 ON CONFLICT (name) DO UPDATE SET failures = redrive_breakers.failures
 RETURNING state, failures, successes, since, until
 
 -- name: breaker_save
-UPDATE redrive_breakers SET state = :state, failures = :failures, successes = :successes, since = :since, until = :until
+-- Counts how often it closed again, by itself or by hand: who waits for that may not have been there.
+UPDATE redrive_breakers SET state = :state, failures = :failures, successes = :successes, since = :since, until = :until,
+       recoveries = recoveries + CASE WHEN state <> 'closed' AND :state = 'closed' THEN 1 ELSE 0 END
 WHERE name = :name
 
+-- name: breaker_recoveries
+SELECT recoveries FROM redrive_breakers WHERE name = :name
+
 -- name: breaker_declare
-INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING
+INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING
 
 -- name: probes_in_flight
 SELECT CAST(coalesce(sum(p.n), 0) AS bigint) FROM redrive_probes p

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from redrive.errors import BugError, VersionConflict
-from redrive.event import NewEvent
+from redrive.event import NewEvent, withdrawal
 from redrive.store.sql import Row, Sql
+
+if TYPE_CHECKING:
+    from redrive.store.port import StoreTx
 
 _EVENT = 9  # columns of an event of the log; one that waits has its due time behind them
 
@@ -63,6 +67,19 @@ def taken_back(sql: Sql, log: int, log_name: str, event: NewEvent) -> Row:
 def is_scheduled(sql: Sql, log: str, id: str) -> bool:
     """Does an event with this id wait for its time?"""
     return sql.value("scheduled_has", {"log": log, "id": id}) is not None
+
+
+def take_back(tx: StoreTx, log: str, id: str, *, quiet: bool) -> bool:
+    """Take a scheduled event back inside a transaction; was it there?
+
+    `quiet`: it was done long ago and is not done again. What neither waits nor has come was taken back then.
+    """
+    wish = withdrawal(id)
+    if quiet:
+        number = tx.logs.id_of(log)
+        return bool(number) and tx.sql.one("event_or_scheduled", (number, id)) is None
+    rows, _ = tx.logs.append(log, [wish])
+    return bool(rows[0][1])
 
 
 def next_due(sql: Sql, now: float) -> tuple[float | None, bool]:

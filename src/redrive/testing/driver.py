@@ -45,7 +45,8 @@ class Driver:
         supervisor, serving = self.supervisor, self._serving
         if supervisor is None or serving is None or serving.done():
             return
-        for wake in (*supervisor.wakes.values(), supervisor.scheduler.wake):
+        healing = [one.wake for one in supervisor.healing.values()]
+        for wake in (*supervisor.wakes.values(), supervisor.scheduler.wake, *healing):
             wake.ring()
         for _ in range(TURNS if supervisor.waiting else 0):
             await asyncio.sleep(0)

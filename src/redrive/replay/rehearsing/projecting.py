@@ -14,6 +14,7 @@ from redrive.replay.rehearsing.cast import Lane, Run
 from redrive.replay.rehearsing.scene import HOLD_MAX, TOO_LONG, Emitted, Scene
 from redrive.runner.call import attempt, find_key
 from redrive.store.port import LetterRow, StoreTx
+from redrive.store.scheduled import take_back
 
 
 class Projecting(Scene):
@@ -43,7 +44,7 @@ class Projecting(Scene):
         return runs, emitted
 
     def _lane(self, tx: StoreTx, lane: Lane, elapsed: Callable[[], float], emitted: Emitted) -> Run:
-        run, user = Run(lane), Tx(tx, self._emit)
+        run, user = Run(lane), Tx(tx, self._emit, self._cancel)
         for letter in lane.letters(tx):
             if lane.is_stranger(letter):
                 run.stop_before(letter)
@@ -80,3 +81,7 @@ class Projecting(Scene):
         if self.emit(self._tx, event.position, emission):
             self._emissions.append((emission.log, emission.event.type))
         return emission.event.id
+
+    def _cancel(self, event: Event[Any], log: str, id: str) -> bool:
+        assert self._tx is not None
+        return take_back(self._tx, log, id, quiet=self.is_quiet(event.position))

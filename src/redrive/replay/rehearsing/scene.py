@@ -203,10 +203,14 @@ class Scene:
 
     def emit(self, tx: StoreTx, position: int, emission: Emission) -> bool:
         """Append, as the settling transaction would; False if that event is there already, or is not to be heard."""
-        if position <= self._quiet_until and position not in self._unheard:
+        if self.is_quiet(position):
             return False
         repeated = tx.logs.append(emission.log, [emission.event])[1]
         return not repeated and emission.event.due is not WITHDRAWN
+
+    def is_quiet(self, position: int) -> bool:
+        """Were this event's emissions made before a rebuild?"""
+        return position <= self._quiet_until and position not in self._unheard
 
     def keep(self, tx: StoreTx, letter: LetterRow, error: BaseException | None) -> None:
         """Close the letter's savepoint: what it did stays for those behind it, or is undone."""

@@ -159,16 +159,16 @@ SELECT 1 FROM pg_class WHERE oid = to_regclass(quote_ident(:name)) AND relkind I
 -- A column of many rows for each parameter; the numbers in the order of the rows.
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
        delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by,
-       edits)
+       dependency, edits)
 SELECT n.subscription, n.position, n.lane, n.event_id, n.type, n.key, n.state, n.reason, n.attempts, n.due_at, n.due_set_at,
        n.delay, n.parked_at, n.first_failed_at, n.last_failed_at, n.error_type, n.error_message, n.fingerprint, n.touched_at,
-       n.resolved_by,
+       n.resolved_by, n.dependency,
        (SELECT coalesce(max(rev), 0) FROM redrive_edits e WHERE e.subscription = n.subscription AND e.position = n.position)
 FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::bigint[],
        ?::float8[], ?::float8[], ?::float8[], ?::float8[], ?::float8[], ?::float8[], ?::text[], ?::text[], ?::text[],
-       ?::float8[], ?::text[]) WITH ORDINALITY AS n (subscription, position, lane, event_id, type, key, state, reason,
+       ?::float8[], ?::text[], ?::text[]) WITH ORDINALITY AS n (subscription, position, lane, event_id, type, key, state, reason,
        attempts, due_at, due_set_at, delay, parked_at, first_failed_at, last_failed_at, error_type, error_message,
-       fingerprint, touched_at, resolved_by, place)
+       fingerprint, touched_at, resolved_by, dependency, place)
 ORDER BY n.place RETURNING id
 
 -- name: attempt_add
@@ -194,7 +194,7 @@ SELECT state, sum(n)::bigint FROM redrive_letter_counts WHERE subscription = :su
 
 -- name: letter_replay
 UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :due_at, due_set_at = :now,
-       delay = :due_at::float8 - :now::float8, touched_at = :now, operation = :operation
+       delay = :due_at::float8 - :now::float8, touched_at = :now, operation = :operation, auto_replays = auto_replays + :automatic
 WHERE id = :id AND rev = :rev AND state = 'dead'
 
 -- name: edits_latest
@@ -253,7 +253,7 @@ ORDER BY l.position
 -- name: select_letters
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = :state AND l.id > :after AND l.id <= :upto
   AND (:subscription::bigint IS NULL OR l.subscription = :subscription)
@@ -268,7 +268,7 @@ ORDER BY l.id LIMIT :limit
 -- name: select_letters_by_cause
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = 'dead' AND l.fingerprint = :cause AND l.subscription = :of AND l.id > :after
   AND (:subscription::bigint IS NULL OR l.subscription = :subscription)
@@ -283,7 +283,7 @@ ORDER BY l.id LIMIT :limit
 -- name: select_letters_by_key
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = 'dead' AND l.key = :key AND l.id > :after
   AND (:subscription::bigint IS NULL OR l.subscription = :subscription)
@@ -302,7 +302,7 @@ ORDER BY id LIMIT :limit
 -- name: select_letters_by_time
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = 'dead' AND l.id > :after AND coalesce(l.last_failed_at, l.parked_at) >= :from_time::float8
   AND coalesce(l.last_failed_at, l.parked_at) < :to_time::float8

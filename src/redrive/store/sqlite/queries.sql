@@ -169,8 +169,8 @@ SELECT 1 FROM sqlite_master WHERE name = :name AND type = 'table'
 -- name: letter_add
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
        delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by,
-       edits)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20,
+       dependency, edits)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
        (SELECT coalesce(max(rev), 0) FROM redrive_edits WHERE subscription = ?1 AND position = ?2))
 
 -- name: attempt_add
@@ -193,7 +193,7 @@ SELECT state, sum(n) FROM redrive_letter_counts WHERE subscription = :subscripti
 
 -- name: letter_replay
 UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :due_at, due_set_at = :now,
-       delay = :due_at - :now, touched_at = :now, operation = :operation
+       delay = :due_at - :now, touched_at = :now, operation = :operation, auto_replays = auto_replays + :automatic
 WHERE id = :id AND rev = :rev AND state = 'dead'
 
 -- name: edits_latest
@@ -261,7 +261,7 @@ ORDER BY 1
 -- What an operator means, a page at a time by id.
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = :state AND l.id > :after AND l.id <= :upto
   AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
@@ -276,7 +276,7 @@ ORDER BY l.id LIMIT :limit
 -- The same, found by one fingerprint: a rare cause among a million letters.
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l INDEXED BY redrive_letters_cause JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = 'dead' AND l.fingerprint = :cause AND l.subscription = :of AND l.id > :after
   AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
@@ -290,7 +290,7 @@ ORDER BY l.id LIMIT :limit
 -- name: select_letters_by_key
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l INDEXED BY redrive_letters_key JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = 'dead' AND l.key = :key AND l.id > :after
   AND (:subscription IS NULL OR l.subscription = :subscription) AND (:type IS NULL OR l.type GLOB :type)
@@ -305,7 +305,7 @@ ORDER BY l.id LIMIT :limit
 -- The same, found by when they failed: a few among a million.
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
-       l.edits, l.touched_at, l.resolved_by, s.source
+       l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l INDEXED BY redrive_letters_time JOIN redrive_subscriptions s ON s.id = l.subscription
 WHERE l.state = 'dead' AND l.id > :after AND coalesce(l.last_failed_at, l.parked_at) >= :from_time
   AND coalesce(l.last_failed_at, l.parked_at) < :to_time

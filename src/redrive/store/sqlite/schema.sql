@@ -82,10 +82,12 @@ CREATE TABLE redrive_done_chunks (
     PRIMARY KEY (member, chunk)
 ) WITHOUT ROWID;
 
-CREATE VIEW redrive_done AS
-    WITH RECURSIVE place(n) AS (VALUES (0) UNION ALL SELECT n + 1 FROM place WHERE n < 511)
-    SELECT member & 4294967295 AS subscription, member, chunk * 512 + n AS position
-    FROM redrive_done_chunks JOIN place ON substr(marks, n + 1, 1) = '1';
+CREATE VIEW redrive_done AS                         -- blocks of 64 and of 8 without a mark are passed by
+    WITH octal(n) AS (VALUES (0), (1), (2), (3), (4), (5), (6), (7))
+    SELECT member & 4294967295 AS subscription, member, chunk * 512 + a.n * 64 + b.n * 8 + c.n AS position
+    FROM redrive_done_chunks CROSS JOIN octal a CROSS JOIN octal b CROSS JOIN octal c
+    WHERE instr(substr(marks, a.n * 64 + 1, 64), '1') AND instr(substr(marks, a.n * 64 + b.n * 8 + 1, 8), '1')
+      AND substr(marks, a.n * 64 + b.n * 8 + c.n + 1, 1) = '1';
 
 CREATE TABLE redrive_filters (
     subscription  INTEGER NOT NULL,
@@ -134,7 +136,9 @@ CREATE TABLE redrive_letters (
     edits           INTEGER NOT NULL DEFAULT 0,
     touched_at      REAL NOT NULL,
     resolved_by     TEXT,
-    operation       INTEGER                         -- the bulk operation that replayed it last
+    operation       INTEGER,                        -- the bulk operation that replayed it last
+    dependency      TEXT,                           -- which is to blame for the last failure: a breaker's name; NULL: none
+    auto_replays    INTEGER NOT NULL DEFAULT 0      -- how often it was replayed automatically
 );
 CREATE UNIQUE INDEX redrive_letters_position ON redrive_letters (subscription, position) WHERE state <> 'superseded';
 CREATE INDEX redrive_letters_open ON redrive_letters (subscription, lane, position) WHERE state IN ('retrying', 'dead');
@@ -144,6 +148,8 @@ CREATE INDEX redrive_letters_event ON redrive_letters (event_id);
 CREATE INDEX redrive_letters_cause ON redrive_letters (fingerprint, subscription, id) WHERE state = 'dead';
 CREATE INDEX redrive_letters_key ON redrive_letters (key, id) WHERE state = 'dead';
 CREATE INDEX redrive_letters_time ON redrive_letters (coalesce(last_failed_at, parked_at)) WHERE state = 'dead';
+CREATE INDEX redrive_letters_healing ON redrive_letters (subscription, position)
+WHERE state = 'dead' AND reason IN ('attempts_exhausted', 'breaker_open', 'retry_limited');
 
 CREATE TABLE redrive_sieve (                        -- pieces of what dead letters say, see store/sieve.py
     letters INTEGER PRIMARY KEY,                    -- the number of a letter / 128
@@ -373,7 +379,8 @@ CREATE TABLE redrive_breakers (                     -- of dependencies, shared b
     failures  INTEGER NOT NULL,                     -- in a row, while closed
     successes INTEGER NOT NULL,                     -- of probes, while probing
     since     REAL NOT NULL,
-    until     REAL                                  -- open: when it may be probed; NULL: when somebody closes it
+    until     REAL,                                 -- open: when it may be probed; NULL: when somebody closes it
+    recoveries INTEGER NOT NULL                     -- how often it closed again
 ) WITHOUT ROWID;
 
 CREATE TABLE redrive_probes (                       -- calls let through a probing breaker, by who made them

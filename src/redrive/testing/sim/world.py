@@ -98,8 +98,8 @@ class World:
                 script.result()
         finally:
             self._bury_everything()
+            self.disk.close(somebody_is_left=bool(asyncio.all_tasks(self.loop)))
             self.loop.close()
-            self.disk.close()
 
     async def _script(self) -> None:
         self.scenario.enter(self)
