@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
+import weakref
 from typing import Any
 
 import pytest
 
-from redrive import App, UsageError, no_retry, retry
+from redrive import App, Ctx, Event, UsageError, no_retry, retry
 from redrive.testing import Harness
 
 
@@ -395,3 +397,31 @@ def test_a_lock_in_a_handlers_own_database_is_its_failure_and_not_our_stores(app
     harness.append("orders", "order.placed", {})
     harness.run_until_idle()
     assert [letter.error_type for letter in harness.letters("dead")] == ["sqlite3.OperationalError"]
+
+
+@pytest.mark.parametrize("hook", [None, lambda event, error: None], ids=["no hook", "hook"])
+def test_what_a_function_raised_is_gone_when_its_event_is_settled(app: App, harness: Harness, hook: Any) -> None:
+    raised: list[weakref.ref[Odd]] = []
+
+    @app.on(app.log("orders"), start="first", retry=retry(attempts=2, wait="1s"), on_error=hook)
+    async def fail(event: Event[Any], ctx: Ctx) -> None:
+        if event.data % 2:
+            raise_and_note(raised)
+        ctx.execute("INSERT INTO no_such_table VALUES (1)")
+
+    for number in range(20):
+        harness.append("orders", "odd", number)
+    harness.advance("1h")
+    assert len(harness.letters()) == 20
+    gc.collect()
+    assert [ref() for ref in raised] == [None] * 20
+
+
+class Odd(Exception):
+    """One that can be watched."""
+
+
+def raise_and_note(raised: list[weakref.ref[Odd]]) -> None:
+    error = Odd()
+    raised.append(weakref.ref(error))
+    raise error

@@ -17,6 +17,7 @@ import pytest
 
 from redrive import App, UsageError
 from redrive.observe import signals as sig
+from redrive.settings import Settings
 from redrive.testing import Harness
 
 
@@ -135,6 +136,16 @@ def test_serve_until_idle_returns(real: App) -> None:
     seen = noting(real, "one")
     real.log("orders").append("fine", 1)
     asyncio.run(real.serve(until_idle=True))
+    assert seen["one"] == [1]
+
+
+def test_until_idle_waits_for_no_pause_between_two_looks_at_the_schedule(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "real.db"), settings=Settings(poll_max=1e6, lease=1e6))
+    seen = noting(app, "one")
+    app.log("orders").append("fine", 1)
+    for _ in range(3):
+        asyncio.run(asyncio.wait_for(app.serve(until_idle=True), 30))
+    app.close()
     assert seen["one"] == [1]
 
 

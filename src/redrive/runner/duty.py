@@ -85,6 +85,13 @@ class Work(msgspec.Struct, eq=False):
     earlier: tuple[Tried, ...] = ()  # attempts of the same transaction: failed, and the next was not to wait
 
 
+class Fresh(Work, eq=False, gc=False):
+    """A work of which thousands are in memory, nearly all of them about to be applied: the collector passes it over.
+
+    An error refers to our frames, and these to their works: who is done with a work that failed forgets its outcome.
+    """
+
+
 class Duty:
     """One partition of a subscription, owned; most have just one."""
 
@@ -253,11 +260,8 @@ class Duty:
         return [Event(*row, types) for row in rows]  # type: ignore[call-arg]
 
     def event(self, row: Any) -> Event[Any]:
-        """The event of a row, with the latest edit of its data if a rebuild meets one again."""
-        event = from_row(row, self.engine.types)
-        if self.edits and event.position in self.edits:
-            return event.with_data(self.edits[event.position][1])
-        return event
+        """The event of a row."""
+        return edited(self, from_row(row, self.engine.types))
 
     def _check_declared(self, tx: StoreTx) -> None:
         """Does the store still hold what we declared? A newer version of the program may have said otherwise."""
@@ -284,6 +288,13 @@ class Duty:
                 f"{found or 'nothing'} there: was a backup restored in part? Bring back what is newer, or run "
                 f"`redrive rebuild {name}` to start over{seek if self.subscription.kind == 'handler' else ''}"
             )
+
+
+def edited(duty: Duty, event: Event[Any]) -> Event[Any]:
+    """The event with the latest edit of its data, if a rebuild meets one again."""
+    if duty.edits and event.position in duty.edits:
+        return event.with_data(duty.edits[event.position][1])
+    return event
 
 
 def fence(duty: Duty, tx: StoreTx) -> None:

@@ -7,10 +7,11 @@ one hop to the store per round; workers only call functions and put the outcome 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from redrive.context import Ctx
 from redrive.errors import BugError, CommitRefused, Fenced, StoreError
-from redrive.event import from_row
+from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.policy import action as act
@@ -20,9 +21,10 @@ from redrive.policy.outcome import Outcome
 from redrive.runner.budget import over_budget
 from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
 from redrive.runner.desk import Desk
-from redrive.runner.duty import Duty, Work
+from redrive.runner.duty import Duty, Fresh, Work, edited
 from redrive.runner.gate import Gate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
+from redrive.store.log import events_after
 from redrive.store.sql import Row
 
 ROOM_SHARE = 8  # what part of a window is worth a look into the log while as much is ready
@@ -55,39 +57,43 @@ class Handling:
         # A look into the log costs the same for one event and for hundreds: while there is enough to call, wait.
         return 0 if room < limit // ROOM_SHARE < len(self.desk.ready) else room
 
-    def take_in(self, rows: list[Row]) -> int:
-        """Queue what the filter asks for; stop before an event of a full lane. How many rows are behind us."""
+    def take_in(self, events: list[Event[Any]]) -> int:
+        """Queue what the filter asks for; stop before an event of a full lane. How many are behind us."""
         duty = self.duty
         window, subscription, lane_max = duty.window, duty.subscription, duty.engine.settings.lane_max
-        if rows and self._is_plain(rows):
-            window.take_all([row[0] for row in rows])
-            self.desk.add_fresh(self._works(rows))
-            return len(rows)
+        if events and self._is_plain(events):
+            works = self._works(events)
+            window.take_all([work.position for work in works])
+            self.desk.add_fresh(works)
+            return len(events)
         plain, wants, lane_of = subscription.key_by is None, subscription.wants, subscription.lane_of
         self.lane_full, alone = "", duty.share.partitions == 1
-        for count, row in enumerate(rows):
-            if not (wants(row[2]) and (alone or duty.share.has_event(row[1], row[3]))):
-                window.skip(row[0])
+        for count, event in enumerate(events):
+            position, key = event.position, event.key
+            if not (wants(event.type) and (alone or duty.share.has_event(event.id, key))):
+                window.skip(position)
                 continue
-            event = duty.event(row)
-            work = Work(event, row[0], row[3], lane_of(row[3]), None) if plain else duty.work(event)
+            if duty.edits:
+                event = edited(duty, event)
+            work = Work(event, position, key, lane_of(key), None) if plain else duty.work(event)
             size = duty.lanes.size(work.lane) if duty.lanes else 0
             if size and size + self.desk.queued(work.lane) >= lane_max:
                 self.lane_full = work.lane or ""
                 return count
-            if window.take(row[0]):
+            if window.take(position):
                 self.desk.add(work)
-        return len(rows)
+        return len(events)
 
-    def _works(self, rows: list[Row]) -> list[Work]:
+    def _works(self, events: list[Event[Any]]) -> list[Work]:
         """Plain events as works: whatever is done here is done for every event."""
-        events = self.duty.events(rows)
+        if self.duty.edits:
+            events = [edited(self.duty, event) for event in events]
         if self.duty.subscription.order == "key":
-            return [Work(event, row[0], row[3], row[3], None) for event, row in zip(events, rows, strict=True)]
+            return [Fresh(event, event.position, key := event.key, key, None) for event in events]
         lane_of = self.duty.subscription.lane_of
-        return [Work(event, event.position, event.key, lane_of(event.key), None) for event in events]
+        return [Fresh(event, event.position, event.key, lane_of(event.key), None) for event in events]
 
-    def _is_plain(self, rows: list[Row]) -> bool:
+    def _is_plain(self, events: list[Event[Any]]) -> bool:
         """Nothing parked, nothing suspected, nothing filtered, keys as stored."""
         duty = self.duty
         odd = (
@@ -98,7 +104,7 @@ class Handling:
             or duty.subscription.key_by
             or duty.window.has_done()
         )
-        return not odd and all(map(duty.subscription.wants, {row[2] for row in rows}))
+        return not odd and all(map(duty.subscription.wants, {event.type for event in events}))
 
     def take_letters(self, due: list[tuple[str | None, Head, Row | None]], over: Collection[int] = ()) -> None:
         """Queue heads that are due; those `over` the retry budget have met their fate."""
@@ -157,8 +163,9 @@ class Handling:
                 result.letters = [(lane, head, tx.letters.event(head.letter)) for lane, head in due]
             waits = self.duty.subscription.order == "total" and self.duty.lanes
             if room and not (self.duty.paused or waits):
-                self.duty.log_id = self.duty.log_id or tx.logs.id_of(self.duty.subscription.source)
-                result.rows = tx.logs.after(self.duty.log_id, self.duty.window.cursor, room)
+                duty = self.duty
+                duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
+                result.events = events_after(tx.logs, duty.log_id, duty.window.cursor, room, duty.engine.types)
         return result
 
     def _settle(self, group: list[Work], result: Round) -> None:
@@ -250,6 +257,7 @@ class Handling:
             self._write_bad(settling, work, result)
 
     def _write_bad(self, settling: Settling, work: Work, result: Round) -> None:
+        result.bad.append(work)
         action = decision(self.duty, work)
         match action:
             case act.Rerun(wait):
@@ -298,12 +306,13 @@ class Round:
     """What came of one hop."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.events: list[Event[Any]] = []
         self.letters: list[tuple[str | None, Head, Row | None]] = []
         self.clear()
 
     def clear(self) -> None:
         """Begin again: the transaction was rolled back."""
+        self.bad: list[Work] = []  # whose outcome is to be forgotten after the commit
         self.reruns: list[tuple[Work, float]] = []
         self.deferred: list[Work] = []
         self.halt = ""

@@ -7,7 +7,7 @@ later). It never decides about an event; that is policy, and never writes; that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from redrive.errors import StoreError
@@ -133,6 +133,7 @@ class HandlerLoop(Loop):
             await self._staff.close()
             for handle in self._delayed.values():
                 handle.cancel()
+            _forget_outcomes([*self.desk.outbox, *self.desk.running])
 
     async def _round(self) -> None:
         """Renew, settle what is done, take in what there is room for, hand out what may run."""
@@ -202,11 +203,12 @@ class HandlerLoop(Loop):
         return shut or (not self._budget.buries and self._budget.pause() > 0)
 
     def _learn(self, group: list[Work], result: Round) -> int:
-        """After the commit: free the lanes, queue what was read; how many rows were taken in."""
+        """After the commit: free the lanes, queue what was read; how many events were taken in."""
+        _forget_outcomes(result.bad)
         kept = {work for work, _ in result.reruns}
         loop = asyncio.get_running_loop()
         for work, wait in result.reruns:
-            work.reruns, work.outcome = work.reruns + 1, None
+            work.reruns += 1
             self._delayed[work] = loop.call_later(wait, self._again, work)
         for work in result.deferred:
             kept.add(work)
@@ -216,7 +218,7 @@ class HandlerLoop(Loop):
             self.work.halt = result.halt
         self.work.take_letters(result.letters, self._over)
         self._over.clear()
-        taken = self.work.take_in(result.rows)
+        taken = self.work.take_in(result.events)
         self.tell_full_lane(self.work.lane_full)
         return taken
 
@@ -232,7 +234,7 @@ class HandlerLoop(Loop):
 
     def _give_back(self, work: Work) -> None:
         """The attempt did not count: a stop, or the store was down. This loop ends; its successor reads it again."""
-        work.outcome, work.effects = None, None
+        work.effects = None
         self.stopping = True
 
     async def _hand_out(self) -> None:
@@ -284,5 +286,12 @@ class HandlerLoop(Loop):
         """Settle what is finished; the rest was not started and is given back by not being settled."""
         group = self._take_outbox()
         while group:
-            await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
+            result: Round = await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
+            _forget_outcomes(result.bad)
             group = self._take_outbox()
+
+
+def _forget_outcomes(works: Iterable[Work]) -> None:
+    """What was raised refers to frames that refer to the work: the collector does not find such a circle."""
+    for work in works:
+        work.outcome = work.error = None

@@ -41,7 +41,8 @@ class Scheduler:
         self._engine, self._bridge, self._pause = engine, bridge, pause
         self.wake = Wake(asyncio.Event())  # one of its own: that we wait is no reason to look for other processes
         self._rests = False
-        self.on_idle: Callable[[], None] = _nothing
+        self._hurried = asyncio.Event()
+        self.on_idle: Callable[[], None] = _nothing  # called when we rest, and when a pause keeps us from looking
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -59,12 +60,25 @@ class Scheduler:
             await self._rest(look.wait)
             soonest = looked_at + min(self._pause, math.inf if look.wait is None else look.wait)
             if (left := soonest - clock.monotonic()) > 0:
-                await asyncio.sleep(left)
+                await self._take_a_break(left)
 
     @property
     def is_idle(self) -> bool:
         """Is nothing due, and has nobody written since we looked?"""
         return self._rests and not self.wake.pending
+
+    def hurry(self) -> None:
+        """Everybody else has nothing left to do and waits for our look: whatever pause there is ends now."""
+        self._hurried.set()
+
+    async def _take_a_break(self, seconds: float) -> None:
+        self._hurried.clear()
+        self.on_idle()
+        timer = asyncio.get_running_loop().call_later(seconds, self._hurried.set)
+        try:
+            await self._hurried.wait()
+        finally:
+            timer.cancel()
 
     async def _rest(self, seconds: float | None) -> None:
         self._rests = True

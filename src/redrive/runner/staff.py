@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from redrive.context import Ctx
 from redrive.policy import outcome as out
 from redrive.runner.call import attempt_all, attempt_works
 from redrive.runner.duty import Work
@@ -95,7 +96,7 @@ class Staff:
         in it is done once per event.
         """
         loop, clock, is_timed = self.loop, self._clock, self._is_timed
-        prepare, called = loop.work.prepare, loop.work.called
+        prepare, called, duty = loop.work.prepare, loop.work.called, loop.work.duty
         ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
         gate, turn_began = loop.work.gate, clock()
         while not loop.stopping:
@@ -106,9 +107,12 @@ class Staff:
             if is_timed:
                 work.started = clock()
             running[work] = task
-            ctx = prepare(work)
+            if work.head is None and not duty.edits:  # the ordinary case, quickly
+                work.ctx = ctx = Ctx(work.event, work.key, work.attempt, 0, duty)  # type: ignore[arg-type]
+            else:
+                ctx = prepare(work)
             yield work
-            if work.error is None and not ctx.touched and not work.timed_out:  # the ordinary case, quickly
+            if work.error is None and not ctx.touched and not work.timed_out:  # once more
                 work.ctx, work.outcome = None, out.APPLIED
             else:
                 called(work)

@@ -134,18 +134,18 @@ class Supervisor:
             excuse.cancel()
 
     async def _wait_idle(self) -> None:
-        while not self._all_idle() and not self.stopping:
+        while not self.stopping:
+            if self._loops_are_idle():
+                if self.scheduler.is_idle:
+                    return
+                self.scheduler.hurry()
             self._settled.clear()
             await self._settled.wait()
 
-    def _all_idle(self) -> bool:
-        return (
-            self.scheduler.is_idle
-            and all(one.is_idle for one in self.healing.values())
-            and all(
-                post in self.waiting or (post in self.loops and self.loops[post].idle and not self.wakes[post].pending)
-                for post in self.posts
-            )
+    def _loops_are_idle(self) -> bool:
+        return all(one.is_idle for one in self.healing.values()) and all(
+            post in self.waiting or (post in self.loops and self.loops[post].idle and not self.wakes[post].pending)
+            for post in self.posts
         )
 
     # ------------------------------------------------------------ who else is there

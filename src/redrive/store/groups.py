@@ -33,8 +33,10 @@ def append_group(group: list[Appending], opening: Opening, sync: Callable[[Any],
             outcomes = _append_each(group, opening, sync)
     except BaseException as error:
         outcomes = [(None, error)] * len(group)
-    for item, (rows, failure) in zip(group, outcomes, strict=True):
-        item.done(rows, failure)
+    wakes = {item.done(rows, failure) for item, (rows, failure) in zip(group, outcomes, strict=True)}
+    for wake in wakes:
+        if wake is not None:
+            wake()
 
 
 def _append_all(batches: Sequence[Batch], opening: Opening, sync: Callable[[Any], None]) -> list[Row]:

@@ -6,17 +6,23 @@ appender commit at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from redrive.event import WITHDRAWN, NewEvent
+from redrive.event import WITHDRAWN, Event, NewEvent
 from redrive.store.append import append_all
 from redrive.store.scheduled import taken_back, waiting_row
 from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
+
+if TYPE_CHECKING:
+    from redrive.types import EventTypes
+
+T = TypeVar("T")
 
 EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gain nothing
 
@@ -99,21 +105,24 @@ class Logs:
         return False
 
     def after(self, log: int, position: int, limit: int) -> list[Row]:
-        """The next rows above a position, in order.
+        """The next rows above a position, in order."""
+        return self._after(log, position, limit, list, itemgetter(0))
 
-        Where a log fills most of the table, its rows are read as they lie there: the index would cost a fifth.
-        """
-        rows: list[Row] = []
+    def _after(
+        self, log: int, position: int, limit: int, make: Callable[[Iterable[Row]], list[T]], at: Callable[[T], int]
+    ) -> list[T]:
+        """Where a log fills most of the table, its rows are read as they lie there: the index would cost a fifth."""
+        made: list[T] = []
         near = position + 2 * limit
         if log in self._dense:
-            rows = self._sql.all("events_near", (log, position, near, limit))
-            if len(rows) == limit:
-                return rows
+            made = make(self._sql.each("events_near", (log, position, near, limit)))
+            if len(made) == limit:
+                return made
             self._dense.discard(log)
-        rows += self._sql.all("events_after", (log, rows[-1][0] if rows else position, limit - len(rows)))
-        if len(rows) == limit and rows[-1][0] <= near:
+        made += make(self._sql.each("events_after", (log, at(made[-1]) if made else position, limit - len(made))))
+        if len(made) == limit and at(made[-1]) <= near:
             self._dense.add(log)
-        return rows
+        return made
 
     def of_key(self, log: int, key: str, after_version: int, limit: int) -> list[Row]:
         """The events of one key above a version, in order."""
@@ -144,3 +153,12 @@ class Logs:
     def counts(self, log: int, above: int, upto: int) -> dict[str, int]:
         """Events per type in a range of positions."""
         return dict(self._sql.all("events_count", {"log": log, "above": above, "upto": upto}))
+
+
+def events_after(logs: Logs, log: int, position: int, limit: int, types: EventTypes) -> list[Event[Any]]:
+    """What `after` finds, as events. Each is made when its row is read: thousands of rows keep the collector busy."""
+
+    def make(rows: Iterable[Row]) -> list[Event[Any]]:
+        return [Event(*row, types) for row in rows]  # type: ignore[call-arg]
+
+    return logs._after(log, position, limit, make, attrgetter("position"))

@@ -106,7 +106,7 @@ class Appending:
 
     log: str
     events: Sequence[NewEvent]
-    done: Callable[[Any, BaseException | None], None]
+    done: Callable[[Any, BaseException | None], Callable[[], None] | None]  # returns what to call when all are answered
 
 
 class StoreTx(Protocol):

@@ -84,6 +84,11 @@ class Sql:
         rows: list[Row] = self.connection.execute(self.queries[name], params).fetchall()
         return rows
 
+    def each(self, name: str, params: Params = ()) -> Iterable[Row]:
+        """All rows, one after the other: whoever makes something else of each need not keep them all."""
+        rows: Iterable[Row] = self.connection.execute(self.queries[name], params)
+        return rows
+
     def run(self, name: str, params: Params = ()) -> int:
         """Execute and say how many rows changed; the caller checks the number."""
         count: int = self.connection.execute(self.queries[name], params).rowcount

@@ -73,6 +73,10 @@ class PostgresSql(Sql):
         """All rows."""
         return self._execute(name, params).fetchall()
 
+    def each(self, name: str, params: Params = ()) -> Iterable[Row]:
+        """All rows, which are here already."""
+        return self.all(name, params)
+
     def run(self, name: str, params: Params = ()) -> int:
         """Execute and say how many rows changed; the caller checks the number."""
         return self._execute(name, params).rowcount

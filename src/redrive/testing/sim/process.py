@@ -142,7 +142,12 @@ class SimStore(SqliteStore):
     def append(self, appending: Appending, *, here: bool = False) -> None:
         answers: list[tuple[Any, BaseException | None]] = []
         kept = replace(appending, done=lambda rows, error: answers.append((rows, error)))
-        self._process.submit(lambda: self.append_group([kept]), lambda *_: appending.done(*answers[0]))
+
+        def done(*_: Any) -> None:
+            if wake := appending.done(*answers[0]):
+                wake()
+
+        self._process.submit(lambda: self.append_group([kept]), done)
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[SqliteTx]:
