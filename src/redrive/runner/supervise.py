@@ -20,8 +20,8 @@ from redrive.runner import leases
 from redrive.runner.bridge import Bridge
 from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
-from redrive.runner.land import LandingLoop
 from redrive.runner.healing import Heal, Healing
+from redrive.runner.land import LandingLoop
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
 from redrive.runner.roster import Roster
 from redrive.runner.scheduling import Scheduler
