@@ -101,6 +101,13 @@ DECISIONS: list[tuple[str, Outcome, dict[str, Any]]] = [
     ("the process died with it alone, twice", out.Crashed(2), {}),
     ("the process died with it alone, three times", out.Crashed(3), {}),
     ("a breaker was open and is told to bury", out.Blocked(act.BREAKER_OPEN, FAILURE), {}),
+    ("the breaker of its key is open for 1m", out.Held(act.BREAKER_OPEN, 60.0), {}),
+    ("its key has reached the limit for 2s", out.Held(act.RATE_LIMITED, 2.0), {}),
+    (
+        "its last attempt left the breaker of its key open for 1m",
+        out.Failed(TimeoutError(), FAILURE),
+        {"attempt": 5, "shut_for": 60.0},
+    ),
     ("no retry budget was left and the settings say bury", out.Blocked(act.RETRY_LIMITED, FAILURE), {}),
     ("the worker was told to stop", out.STOPPED, {}),
     ("the store is down", out.StoreDown(StoreBusy("database is locked")), {}),
@@ -197,8 +204,8 @@ def _said(action: Action) -> str:
     match action:
         case act.Commit():
             return "**Commit**: effects and progress"
-        case act.Park(delay=delay):
-            return f"**Park**: retrying letter, due in {show_duration(delay)}"
+        case act.Park(delay=delay, spent=spent):
+            return f"**Park**: retrying letter, due in {show_duration(delay)}{'' if spent else ', no attempt spent'}"
         case act.Bury(reason=reason):
             return f"**Bury**: dead letter, `{reason}`"
         case act.Ignore():

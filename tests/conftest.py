@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,6 +15,42 @@ from redrive.testing.servers import Databases, databases, empty
 # A deadline measures the machine, not the code; runs on a busy machine must not fail by chance.
 settings.register_profile("redrive", deadline=None, print_blob=True)
 settings.load_profile("redrive")
+
+# What `./run.sh check` leaves to `./run.sh test`: whole files and folders here, single tests by the marker `slow`.
+HERE = Path(__file__).parent
+SLOW = [
+    "bench", "crash", "docs", "simulation", "cli/test_demo.py", "cli/test_hostile_strings.py",
+    "cli/test_random_lines.py", "cli/test_three_in_the_morning.py", "postgres", "runner/test_outage.py",
+    "testing/test_exactly_once.py", "testing/test_servers.py", "testing/test_testing_guide.py", "test_examples.py",
+]  # fmt: skip
+assert all((HERE / name).exists() for name in SLOW), "a file was moved: SLOW has its former name"
+FIRST = ["simulation", "crash"]  # minutes in a few tests: at the end the other processes would wait for them
+FAST = "not slow"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is not going to run is not even imported."""
+    if config.option.markexpr == FAST and str(collection_path.relative_to(HERE)) in SLOW:
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(HERE).parts[0]
+        return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+    for item in items:
+        place = item.path.relative_to(HERE)
+        if not {str(place), place.parts[0]}.isdisjoint(SLOW):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Tests rewrite programs within a second, and bytecode tells files apart by seconds: from here on none is kept."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.fixture(scope="session")

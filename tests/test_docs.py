@@ -279,6 +279,7 @@ def snippet_pages() -> list[Path]:
     return [path for path in sorted(GUIDE.glob("*.md")) if path.name not in written_here]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", snippet_pages(), ids=lambda page: page.stem)
 def test_the_snippets_of_a_page_run_as_one_program(page: Path, tmp_path: Path) -> None:
     """In the order of the page: what a function of a snippet would do to the world is not tried, its options are."""

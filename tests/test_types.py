@@ -368,6 +368,7 @@ def wrong(stored: Event[OrderPlaced]) -> None:
 """
 
 
+@pytest.mark.slow
 def test_the_types_are_right_for_users_who_run_mypy_strict(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(TYPED_PROGRAM)

@@ -212,7 +212,7 @@ def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
     letters = overruled_letters(policy.letters, found.letters, f"settings: `subscriptions.{subscription.name}.letters")
     policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry), letters=letters)
     where = f"settings: `subscriptions.{subscription.name}.replay`"
-    has_breaker = subscription.breaker is not None
+    has_breaker = subscription.breaker is not None and subscription.breaker.per is None
     return replace(
         subscription,
         policy=policy,

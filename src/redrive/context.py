@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SAME_KEY: Any = object()  # the default of emit's key: the one being handled
 
 
-class Emission(msgspec.Struct, frozen=True):
+class Emission(msgspec.Struct, frozen=True, gc=False):
     """An event to append in the settling transaction."""
 
     log: str
@@ -280,7 +280,9 @@ class Ctx:
                 saved = (self.key, self._loaded[0], raw)
         if saved is None and self._emissions is None and self._statements is None:
             return None
-        return Effects(tuple(self._statements or ()), tuple(self._emissions or ()), saved)
+        if self._statements is None:
+            return _Plain((), tuple(self._emissions or ()), saved)
+        return Effects(tuple(self._statements), tuple(self._emissions or ()), saved)
 
     def kill(self) -> None:
         """The function overran its timeout: whatever it still asks is refused."""
@@ -297,6 +299,10 @@ class Effects(msgspec.Struct, frozen=True):
     statements: tuple[tuple[str, Any], ...] = ()
     emissions: tuple[Emission, ...] = ()
     state: tuple[str, int, bytes] | None = None  # key, the version it was read at, encoded ("" deletes)
+
+
+class _Plain(Effects, frozen=True, gc=False):
+    """Effects without anything of the user's in them: they cannot be part of a circle."""
 
 
 def _name_of(log: Any, verb: str) -> str:

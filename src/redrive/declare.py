@@ -20,7 +20,7 @@ from redrive.sinks.port import Sink
 from redrive.sources.log import Log
 from redrive.sources.port import Source
 from redrive.sources.refusal import guarded
-from redrive.subscription import KeyBy, Order, Subscription, count_arguments
+from redrive.subscription import KeyBy, Order, Subscription, check_breaker, count_arguments
 from redrive.tracking.intake import Patterns
 from redrive.tracking.intake import intake as limited
 from redrive.units import duration
@@ -134,7 +134,7 @@ class Declarations:
                     on_error=on_error, arguments=arguments,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
-                    replay=settled_for(name or _name(function), replay, has_breaker=breaker is not None),
+                    replay=settled_for(name or _name(function), replay, has_breaker=_is_one(breaker)),
                 )
             )  # fmt: skip
             return function
@@ -173,7 +173,7 @@ class Declarations:
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
-                    replay=settled_for(sink.name, replay, has_breaker=breaker is not None),
+                    replay=settled_for(sink.name, replay, has_breaker=_is_one(breaker)),
                 )
             )  # fmt: skip
 
@@ -194,6 +194,7 @@ class Declarations:
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
         if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
             raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
+        check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = subscription
 
     def _read(self, source: Any, order: Order) -> str:
@@ -240,6 +241,11 @@ def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[...,
             "appended with. Let a handler emit the events into another log, with that key, and subscribe to it"
         )
     return count
+
+
+def _is_one(given: Rule | None) -> bool:
+    """Is there one breaker for all, whose recovery may start a replay? Of a key's own no letter dies."""
+    return isinstance(given, Rule) and given.per is None
 
 
 def _breaker(given: Any) -> Rule | None:

@@ -242,12 +242,14 @@ class Runtime:
 
     def notify(self, log: str, rows: Sequence[Row]) -> None:
         """Events were appended by this process, or scheduled: wake our loops at once, tell listeners."""
-        positions = [row[0] for row in rows if row[0] is not None]
-        if positions:
-            self.signals.tell((sig.Appended(log, len(positions), positions[-1]),))
-        if len(positions) < len(rows):
-            self.signals.tell((sig.Scheduled(log, len(rows) - len(positions)),))
-        self.wake(log)
+        if self.signals.are_heard:
+            positions = [row[0] for row in rows if row[0] is not None]
+            if positions:
+                self.signals.tell((sig.Appended(log, len(positions), positions[-1]),))
+            if len(positions) < len(rows):
+                self.signals.tell((sig.Scheduled(log, len(rows) - len(positions)),))
+        if self._readers is not None:
+            self.wake(log)
 
     def wake(self, log: str) -> None:
         """Somebody appended to this log."""

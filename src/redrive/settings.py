@@ -61,7 +61,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     on_recovery: bool | None = None  # also when the breaker of the dependency closes again
     times: Annotated[int, Meta(ge=1, le=100)] | None = None  # automatic replays of one letter, for ever
     max_age: Seconds | None = None  # letters that died longer ago are left alone
-    batch: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # letters of one operation
+    batch: Annotated[int, Meta(ge=1, le=1_000)] | None = None  # letters of one operation
     rate: Rate | None = None  # the most replays a second; it begins with one, and grows
 
     def given(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from redrive.policy.breaker import Rule
 from redrive.policy.classify import blames_a_dependency
 from redrive.policy.decide import Policy
 from redrive.policy.healing import AutoReplay
+from redrive.policy.keys import name_of
 from redrive.policy.limiter import Bucket
 from redrive.policy.outcome import Blocked, Failed, Outcome
 from redrive.policy.patterns import matches
@@ -62,6 +63,13 @@ class Subscription:
     def is_async(self) -> bool:
         """Does the function run on the event loop?"""
         return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def breaker_name(self) -> str | None:
+        """What the store calls its breaker; NAME/ where each key has one, NAME/KEY."""
+        if self.breaker is None:
+            return None
+        return self.dependency if self.breaker.per is None else name_of(self.dependency, None)
 
     @property
     def dependency(self) -> str:
@@ -116,6 +124,37 @@ class Subscription:
 def asks_for(types: Sequence[str], event_type: str) -> bool:
     """Do these names and globs ask for this type? None at all means everything."""
     return not types or any(matches(pattern, event_type) for pattern in types)
+
+
+def check_breaker(mine: Subscription, others: Iterable[Subscription]) -> None:
+    """Can each key have a breaker of its own, if that is asked for? And is no name two breakers'?"""
+    if mine.breaker is None or mine.breaker_name is None:
+        return
+    if mine.breaker.per == "key":
+        _check_per_key(mine, mine.breaker)
+    elif mine.breaker_name.endswith("/"):
+        raise UsageError(f"{mine.name}: the name of a breaker does not end with a slash: breaker(name)")
+    for other in others:
+        theirs = other.breaker_name
+        for one, two in ((mine.breaker_name, theirs), (theirs, mine.breaker_name)):
+            if one and two and one != two and one.endswith("/") and two.startswith(one):
+                raise UsageError(
+                    f"{mine.name} and {other.name}: the breakers {one + 'KEY'!r} and {two.rstrip('/')!r} could be the "
+                    "same one; give one of them another name: breaker(name)"
+                )
+
+
+def _check_per_key(mine: Subscription, rule: Rule) -> None:
+    what, attempts = f'{mine.name}: breaker(per="key")', max(rule.attempts for rule in mine.policy.retry)
+    if mine.order != "key":
+        raise UsageError(f'{what} with order="{mine.order}": it holds back the events of a key, in their order="key"')
+    if mine.sink is not None and mine.sink.can_probe():
+        raise UsageError(f"{what}: the probe of {mine.sink!r} asks one place for all of them; leave the probe out")
+    if attempts < rule.failures:
+        raise UsageError(
+            f"{what} opens after {rule.failures} failures, but an event has no more than {attempts} attempts, and its "
+            f"key makes no others: failures={attempts} or less, or more attempts"
+        )
 
 
 def count_arguments(function: Callable[..., Any], shape: str) -> int:

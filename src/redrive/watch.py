@@ -57,13 +57,13 @@ def metrics(app: App, registry: CollectorRegistry | None = None) -> CollectorReg
             halted_here=_process(app, patience=0.0).halted, breakers=_breakers(app),
         )  # fmt: skip
 
-    return listen(runtime.signals, read, registry, app.subscriptions, _breakers(app))
+    breakers = [name.removesuffix("/") for name in _breakers(app)]
+    return listen(runtime.signals, read, registry, app.subscriptions, breakers)
 
 
 def _breakers(app: App) -> list[str]:
-    """The names of the breakers that the program declares; one without a name has that of its subscription."""
-    guarded = [one for one in app.subscriptions.values() if one.breaker is not None]
-    return list(dict.fromkeys((one.breaker and one.breaker.name) or one.name for one in guarded))
+    """The names of the breakers that the program declares; NAME/ where each key has one."""
+    return list(dict.fromkeys(name for one in app.subscriptions.values() if (name := one.breaker_name) is not None))
 
 
 def _store(app: App) -> Any:

@@ -148,15 +148,17 @@ class Shop:
         return Answer(process.wait(timeout=60), said.decode(), "")
 
     def work(self) -> subprocess.Popen[str]:
-        """Start a worker; it is stopped at the end of the test."""
+        """Start a worker, which owns both subscriptions now; it is stopped at the end of the test."""
         command = [sys.executable, "-m", "redrive.cli", "run", "shop:app"]
         worker = subprocess.Popen(
             command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._env()
         )
         self.workers.append(worker)
         assert worker.stderr is not None
-        for line in worker.stderr:  # it says when it owns something
-            if "lease.taken subscription=charge" in line or "lease.taken subscription=revenue" in line:
+        missing = {"charge", "revenue"}
+        for line in worker.stderr:  # it says what it owns
+            missing = {name for name in missing if f"lease.taken subscription={name}" not in line}
+            if not missing:
                 break
         return worker
 

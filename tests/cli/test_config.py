@@ -76,6 +76,26 @@ def test_every_source_is_named(inside: Any, folder: Path, monkeypatch: pytest.Mo
     assert mine["mail.retry.attempts"] == ("2 rules", "program", None)
 
 
+def test_automatic_replay_is_shown_where_there_is_some(
+    inside: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = PROGRAM.replace("@app.projection(orders)", '@app.projection(orders, replay=auto_replay("0 3 * * *"))')
+    (folder / "told.py").write_text(program.format("").replace("import App,", "import App, auto_replay,"))
+    (folder / "redrive.toml").write_text('[subscriptions.revenue.replay]\nmax_age = "2d"\nrate = "5/s"\n')
+    monkeypatch.setenv("REDRIVE_SUBSCRIPTIONS__MAIL__REPLAY__ENABLED", "false")
+    found = table(inside("config", "show", "--json", "--app", "told:app"))
+    mine = {name.removeprefix("subscriptions."): one[:2] for name, one in found.items() if ".replay." in name}
+    assert mine == {
+        "revenue.replay.cron": ("0 3 * * *", "program"),
+        "revenue.replay.on_recovery": (False, "program"),
+        "revenue.replay.times": (3, "default"),
+        "revenue.replay.max_age": ("2d", "file"),
+        "revenue.replay.batch": (100, "default"),
+        "revenue.replay.rate": ("5/s", "file"),
+        "mail.replay.enabled": (False, "environment"),
+    }
+
+
 def test_a_flag_beats_the_program_and_is_named(inside: Any, folder: Path) -> None:
     found = table(inside("config", "show", "--json", "--app", "told:app", "--store", "other.db"))
     assert found["store"] == ("other.db", "flag", "--store")

@@ -70,6 +70,7 @@ def test_with_tables_moved_nobody_waits_for_a_rebuild(shop: Any, target: str) ->
     assert shop.redrive("run", "shop:app", "--until-idle", "--store", target).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 4, 12, 22])
 def test_a_process_that_is_killed_leaves_what_the_next_one_goes_on_with(shop: Any, target: str, at: int) -> None:
     stocked(shop)

@@ -50,7 +50,7 @@ def test_a_letter_is_shown_without_its_payload_unless_asked_for(failed: Any) -> 
     answer = failed.redrive("dlq", "show", "1", "--store", "shop.db")
     assert answer.code == 0
     assert "negative amount" in answer.out
-    assert "shop.py" in answer.out  # the traceback
+    assert "shop.py" in answer.out.replace("\n      ", "")  # the traceback, whose lines are broken where they are full
     assert "cents" not in answer.out
     assert '"cents": -2' in failed.redrive("dlq", "show", "1", "--store", "shop.db", "--payload").out
     found = failed.redrive("dlq", "show", "1", "--store", "shop.db", "--json").json
@@ -58,6 +58,32 @@ def test_a_letter_is_shown_without_its_payload_unless_asked_for(failed: Any) -> 
     assert "data" not in found
     assert [entry["outcome"] for entry in found["history"]] == ["rejected"]
     assert failed.redrive("dlq", "show", "1", "--store", "shop.db", "--json", "--payload").json["data"]["cents"] == -2
+
+
+def test_a_letter_says_whom_it_blames_and_how_often_it_came_round_by_itself(failed: Any) -> None:
+    plain = failed.redrive("dlq", "show", "1", "--store", "shop.db")
+    assert "auto replays" not in plain.out and "dependency" not in plain.out
+    with failed.app() as app, app.transaction() as tx:
+        table = "redrive_letters" if failed.url is None else "redrive.letters"
+        tx.execute(f"UPDATE {table} SET dependency = 'bank', auto_replays = 2 WHERE id = 1")
+    shown = failed.redrive("dlq", "show", "1", "--store", "shop.db").out
+    assert "dependency       bank\n" in shown and "auto replays     2\n" in shown
+    found = failed.redrive("dlq", "show", "1", "--store", "shop.db", "--json").json
+    assert (found["dependency"], found["auto_replays"]) == ("bank", 2)
+    explained = failed.redrive("explain", found["event_id"], "--store", "shop.db").out
+    assert "replayed automatically 2 times" in " ".join(explained.split())
+
+
+def test_an_automatic_replay_is_not_resumed_by_hand(failed: Any) -> None:
+    with failed.app() as app:
+        letters = app.operate().letters.list()
+        number = app.operate("auto-replay").bulk.begin("replay", letters, "cron * * * * *")
+    assert "resume" not in failed.redrive("ops", str(number), "--store", "shop.db").out
+    assert failed.redrive("ops", "--json", "--store", "shop.db").json[0]["state"] == "running"
+    answer = failed.redrive("ops", "resume", str(number), "--store", "shop.db")
+    assert answer.code == 2
+    assert "goes on by itself" in answer.err
+    assert failed.redrive("ops", "cancel", str(number), "--yes", "--store", "shop.db").code == 0
 
 
 def test_a_letter_that_is_not_there_is_a_failure(failed: Any) -> None:

@@ -111,6 +111,7 @@ def test_broken_lines_fit_and_nothing_but_blanks_is_left_out(text: str, width: i
     assert "".join(lines).replace(" ", "") == plain(text).replace(" ", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
 def test_streams_that_are_not_there_change_no_exit_code(tmp_path: Path, closed: str) -> None:
     import subprocess

@@ -89,6 +89,7 @@ def append(app: App, drawn: dict[str, Any], number: int) -> None:
         tx.execute("UPDATE redrive_events SET schema = ? WHERE id = ?", (drawn["schema"], f"e{number}"))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(events, min_size=1, max_size=6))
 def test_what_is_exported_comes_back_as_it_was(drawn: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from redrive import App, StoreError, breaker, metrics, retry
+from redrive import App, StoreError, auto_replay, breaker, metrics, no_retry, retry
 from redrive.observe import metrics as m
 from redrive.observe import signals as sig
 from redrive.observe.prometheus import FRESH_SECONDS, LABELS_MAX, OTHER, Metrics, Scraped, exposition
@@ -108,6 +108,27 @@ def test_a_program_that_makes_up_names_does_not_fill_the_memory() -> None:
     assert found[OTHER,] == 500
 
 
+def test_what_comes_round_by_itself_is_counted(app: App, harness: Harness) -> None:
+    down = [True]
+
+    @app.on(app.log("mails"), start="first", name="mail", retry=no_retry, replay=auto_replay("*/10 * * * *"))
+    def mail(event: Any, ctx: Any) -> None:
+        if down[0]:
+            raise ConnectionError("refused")
+
+    registry = metrics(app)
+    for key in "ab":
+        harness.append("mails", "mail.asked", key=key)
+    harness.advance("10m")
+    down.clear()
+    down.append(False)
+    harness.advance("10m")
+    replayed = {key: value for key, value in values(registry, "redrive_auto_replayed_total").items() if value}
+    ended = {key: value for key, value in values(registry, "redrive_auto_replays_total").items() if value}
+    assert replayed == {("mail", "cron"): 3}
+    assert ended == {("mail", "relapse"): 1, ("mail", "done"): 1}
+
+
 def test_no_metric_tells_an_id_a_key_a_type_or_a_message(app: App, harness: Harness) -> None:
     registry = metrics(app)
     harness.append("orders", "rejected", {"card": "secret-data"}, key="secret-key", id="secret-id")
@@ -183,6 +204,32 @@ def test_a_breaker_is_a_state_and_its_changes_are_counted(tmp_path: Path, backen
         assert (due[1], due[2]) == (2, 0)  # the two that failed wait for the breaker
         assert values(registry, "redrive_breaker_opened_total")["charge",] == 1
         assert values(registry, "redrive_breaker_closed_total")["charge",] == 1
+
+
+def test_of_the_breakers_of_keys_there_are_counts_and_no_names(tmp_path: Path, backend: str | None) -> None:
+    app = App(str(tmp_path / "untouched.db"))
+    down = {"a", "b"}
+    rule = breaker("tenants", per="key", failures=1, cooldown="10s", probes=1)
+
+    @app.on(app.log("orders"), start="first", breaker=rule, retry=retry(attempts=9, wait="1s", jitter=0))
+    def call(event: Any, ctx: Any) -> None:
+        if event.key in down:
+            raise ConnectionError("down")
+
+    with Harness(app, backend) as harness:
+        registry, found = metrics(app), []
+        for wait in ("1s", "1s", "60s"):
+            for key in ("a", "b", "c"):
+                harness.append("orders", "x", key=key)
+            harness.advance(wait)
+            seen = values(metrics(app, CollectorRegistry()), "redrive_breaker_keys")
+            found.append((seen["tenants", "open"], seen["tenants", "probing"]))
+            down -= {"a"} if wait == "1s" else set()
+        assert found == [(2, 0), (2, 0), (1, 0)]
+        assert values(registry, "redrive_breaker_opened_total")["tenants",] >= 2
+        assert values(registry, "redrive_breaker_closed_total")["tenants",] == 1
+        labels = {value for family in registry.collect() for one in family.samples for value in one.labels.values()}
+        assert not labels & {"a", "b", "tenants/a", "tenants/b", "tenants/"}
 
 
 def test_a_scheduled_event_that_nobody_appends_is_late(app: App, harness: Harness) -> None:

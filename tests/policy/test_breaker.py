@@ -68,9 +68,18 @@ def test_while_open_nothing_goes_through_and_the_wait_is_what_is_left(rule: Rule
         assert (admission.room, admission.breaker.state) == (rule.probes, State.PROBING)
 
 
-def test_a_clock_set_back_makes_nobody_wait_longer_than_the_cooldown() -> None:
-    tripped = Breaker(State.OPEN, since=10_000.0, until=10_060.0)
-    assert brk.admit(tripped, Rule(), 100.0, 0).wait == pytest.approx(60.0)
+def test_a_clock_set_back_makes_nobody_wait_longer_than_the_cooldown_however_often_it_is_asked() -> None:
+    found, now = Breaker(State.OPEN, since=10_000.0, until=10_060.0), 100.0
+    while (admission := brk.admit(found, Rule(), now, 0)).room == 0:
+        assert admission.wait == pytest.approx(160.0 - now)
+        found, now = admission.breaker, now + 15.0
+    assert now == 160.0 and admission.breaker.state is State.PROBING
+
+
+def test_what_a_person_opened_stays_open_whatever_the_clock_does() -> None:
+    forced = brk.forced_open(PRISTINE, 10_000.0)
+    assert brk.admit(forced, Rule(), 100.0, 0).breaker == forced
+    assert brk.is_cooling(forced, 100.0) and brk.is_cooling(forced, 1e9)
 
 
 def test_late_answers_of_calls_from_before_it_opened_change_nothing() -> None:

@@ -58,6 +58,8 @@ ASKED: dict[str, Any] = {
     "events_by_prefix": {"log": 1, "start": "abc", "limit": 2}, "lane_head": (1, "k17"), "letter_event": (77,),
     "letter_events": ("[1,2,3]",), "letter_get": {"id": 77}, "attempts_of": {"letter": 77},
     "letters_page": {"state": "dead", "after": 20000, "limit": 50},
+    "letters_to_heal": {"subscription": 1, "above": 20000, "limit": 50},
+    "operation_relapsed": {"id": 7},
     "letters_page_of": {"state": "dead", "subscription": 1, "after": 20000, "limit": 50},
     "letters_waiting": {**LANE, "position": 5}, "lane_ahead": {**LANE, "position": 5000},
     "lane_letters": {**LANE, "above": 0, "limit": 50}, "letter_at": {"subscription": 1, "position": 5},

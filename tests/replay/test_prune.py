@@ -372,6 +372,7 @@ def test_a_plan_is_nothing_when_it_is_nothing() -> None:
     assert PrunePlan(0.0).nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happened_before_and_happens_after_the_ledger_adds_up(seed: int) -> None:
     """A random life of failures, repairs, seeks, resets and prunes: nothing the projection built is lost or doubled."""

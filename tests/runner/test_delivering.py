@@ -437,7 +437,7 @@ def test_outcomes_wait_a_moment_for_company_while_there_is_more_to_send(start: A
     assert len(shelf.got) == 500
     commits = [told.applied for told in harness.signals if isinstance(told, sig.Settled)]
     assert sum(commits) == 500
-    assert len(commits) <= 30, "a quarter of a second of requests, and a commit every ten milliseconds"
+    assert len(commits) <= 20, "a quarter of a second of requests, and a commit every twenty milliseconds"
 
 
 def test_a_key_that_stands_alone_does_not_wait_for_company(app: App, harness: Harness) -> None:

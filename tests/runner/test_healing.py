@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from redrive.event import Event
 from redrive.observe import signals as sig
 from redrive.replay import healing
 from redrive.settings import ReplaySettings, Settings, SubscriptionSettings
+from redrive.sinks.port import Sink
 from redrive.testing import Harness
 from redrive.testing.crashing import Crashed
 from redrive.testing.failpoints import failpoint
@@ -492,7 +493,7 @@ def test_a_clock_that_was_set_back_silences_nothing(app: App, harness: Harness, 
 # ------------------------------------------------------------ saying it
 
 
-def test_projections_and_deliveries_have_it_too(app: App, harness: Harness, bank: Bank) -> None:
+def test_projections_have_it_too(app: App, harness: Harness, bank: Bank) -> None:
     @app.projection(app.log("orders"), name="count", retry=ONCE, replay=auto_replay(TEN_MINUTES))
     def count(event: Event[Any], tx: Any) -> None:
         bank(event.data)
@@ -500,6 +501,21 @@ def test_projections_and_deliveries_have_it_too(app: App, harness: Harness, bank
     fail(harness, bank, "b", "a")
     harness.advance("10m")
     assert bank.calls == ["b", "a"]
+
+
+def test_what_a_sink_refused_in_an_outage_is_delivered_when_it_is_back(app: App, harness: Harness, bank: Bank) -> None:
+    class Crm(Sink):
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            for event in events:
+                bank(event.data)
+
+    app.deliver(app.log("orders"), to=Crm("crm"), start="first", retry=ONCE, replay=auto_replay())
+    fail(harness, bank, "e", "d", "c", "b", "a")
+    assert {letter.dependency for letter in harness.letters("dead")} == {"crm"}
+    put(harness, "x", "y", "z")
+    harness.advance("2m")
+    assert bank.calls[3:] == ["e", "d", "c", "b", "a"]
+    assert dead(harness) == []
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,10 @@ TAKE_OVERS = Faults(stall=0.6, chaos=1.0)
 STATES: dict[str, Any] = {
     "kind": "async", "order": "none", "state": True, "wraps": True, "keys": 1, "concurrency": 3, "call": 0.1,
 }  # fmt: skip
+CONTENDED: dict[str, Any] = {  # one state, all at once, two attempts: the first conflict tells; 220 seeds elsewhere
+    **STATES, "wraps": False, "attempts": 2, "events": 30, "append_every": 0.0, "poison": 0.0, "flaky": 0.4, "odd": 0.0,
+    "timeout": None, "window_max": 1000, "settle_max": 1, "latency": 0.01, "operate_every": 1e6, "faults": Faults(),
+}  # fmt: skip
 STUBBORN: dict[str, Any] = {"kind": "projection", "poison": 0.0, "flaky": 0.0, "odd": 1.0, "faults": SICK_DISK}
 REBUILDS: dict[str, Any] = {"kind": "projection", "emit": True, "operate_every": 0.1}
 PARTITIONED: dict[str, Any] = {"partitions": 2, "repartition": 3, "key_by": "", "order": "key", "keys": 3}
@@ -538,7 +542,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Settling, "effects", remember)
 
 
-@mutant("conflicts over a state spend attempts", "15", **STATES)
+@mutant("conflicts over a state spend attempts", "15", **CONTENDED)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(redrive.runner.handle, "StateConflict", type("Nothing", (Exception,), {}))
 

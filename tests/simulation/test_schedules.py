@@ -107,6 +107,7 @@ def test_the_world_is_as_bad_as_it_claims() -> None:
     wanted = {
         "unknown, done", "unknown, lost", "stalls", "freezes", "jumps", "dies", "is asked to stop", "loses commits",
         "Buried", "Retried", "Parked", "Recovered", "LeaseTaken", "LeaseLost", "LeaseReleased", "Halted", "Resumed",
+        "BreakerOpened", "BreakerProbing", "BreakerClosed",
         "Discarded", "LaneFull", "replay", "discard", "resolve", "edit", "pause", "resume", "reset", "reopen",
     }  # fmt: skip
     assert wanted - seen == set()

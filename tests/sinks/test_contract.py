@@ -23,6 +23,7 @@ class OverHttp(SinkContract):
     """A server, and what it took: the answers 2xx are what counts as arrived."""
 
     can_hang = True
+    patience = "20s"  # an answer may be late on a busy machine
 
     @pytest.fixture(autouse=True)
     def _server(self) -> Iterator[None]:
@@ -46,6 +47,7 @@ class OverHttp(SinkContract):
         self.server.stop()
 
     def hang(self) -> None:
+        self.patience = "500ms"  # of the sink that is made now: no answer will come
         self.server.behave = Hang()
 
     def recover(self) -> None:
@@ -59,7 +61,9 @@ class TestBinaryWebhook(OverHttp):
 
     def make_sink(self) -> Sink:
         url = self.server.url.replace("//", "//ada:hunter2@") + "/T0P-S3CRET"
-        return webhook(url, name="crm", allow_private=True, timeout="500ms", secret="a secret that both sides know")
+        return webhook(
+            url, name="crm", allow_private=True, timeout=self.patience, secret="a secret that both sides know"
+        )
 
     def ids(self, request: Request) -> list[str]:
         return [unquote(request.headers["ce-id"])]
@@ -74,7 +78,12 @@ class TestBinaryWebhook(OverHttp):
 class TestStructuredWebhook(TestBinaryWebhook):
     def make_sink(self) -> Sink:
         return webhook(
-            self.server.url, name="crm", allow_private=True, timeout="500ms", mode="structured", probe_method="HEAD"
+            self.server.url,
+            name="crm",
+            allow_private=True,
+            timeout=self.patience,
+            mode="structured",
+            probe_method="HEAD",
         )
 
     def ids(self, request: Request) -> list[str]:
@@ -85,7 +94,7 @@ class TestLoki(OverHttp):
     can_refuse = True
 
     def make_sink(self) -> Sink:
-        return sinks.loki(self.server.url.replace("//", "//ada:hunter2@"), name="logs", timeout="500ms")
+        return sinks.loki(self.server.url.replace("//", "//ada:hunter2@"), name="logs", timeout=self.patience)
 
     def ids(self, request: Request) -> list[str]:
         streams = json.loads(request.body)["streams"]
@@ -100,7 +109,7 @@ class TestLoki(OverHttp):
 
 class TestOtlp(TestLoki):
     def make_sink(self) -> Sink:
-        return sinks.otlp(self.server.url.replace("//", "//ada:hunter2@"), name="telemetry", timeout="500ms")
+        return sinks.otlp(self.server.url.replace("//", "//ada:hunter2@"), name="telemetry", timeout=self.patience)
 
     def ids(self, request: Request) -> list[str]:
         records = json.loads(request.body)["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
@@ -115,7 +124,7 @@ class TestOtlp(TestLoki):
 class TestSentry(TestLoki):
     def make_sink(self) -> Sink:
         dsn = self.server.url.replace("//", "//hunter2@") + "/42"
-        return sinks.sentry(dsn, name="sentry", timeout="500ms", allow_private=True)
+        return sinks.sentry(dsn, name="sentry", timeout=self.patience, allow_private=True)
 
     def ids(self, request: Request) -> list[str]:
         return [json.loads(request.body.split(b"\n")[2])["extra"]["event"]["id"]]

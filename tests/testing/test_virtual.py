@@ -139,3 +139,18 @@ def test_while_a_callback_stalls_everybody_else_goes_on() -> None:
         "outer stalls", "other at 2", "inner stalls", "other at 4", "inner goes on at 4.5", "outer goes on at 5",
         "other at 6",
     ]  # fmt: skip
+
+
+def test_who_waits_for_less_than_a_hair_does_not_wait_for_ever() -> None:
+    """What is left of a pause after a rounding error: if the clock stood still, a loop would never get there."""
+    clock = FakeClock()
+
+    async def wait_until(end: float) -> int:
+        turns = 0
+        while clock.monotonic() < end:
+            await asyncio.sleep(end - clock.monotonic())
+            turns += 1
+            assert turns < 100
+        return turns
+
+    assert run(wait_until(3e-13), clock) == 1

@@ -198,6 +198,7 @@ REBUILDING = _gauge(
     "redrive_rebuilding", "subscription", "1 while it is on its way back to where it was before a reset."
 )
 BREAKER_STATE = _gauge("redrive_breaker_state", "breaker", "0 closed, 1 probing, 2 open.")
+BREAKER_KEYS = _gauge("redrive_breaker_keys", "breaker state", "Keys whose own breaker is in this state.")
 LOG_POSITION = _gauge("redrive_log_position", "log", "Position of the newest event.")
 LOG_AGE = _gauge("redrive_log_age_seconds", "log", "Age of the oldest event that is kept.")
 REPLAYED = _gauge(
@@ -211,8 +212,8 @@ SIGNALS_DROPPED = _gauge(
 
 SCRAPED: tuple[Metric, ...] = (
     STORE_UP, STORE_BYTES, LAG_EVENTS, LAG_SECONDS, SETTLED_AT, LETTERS, LETTER_AGE, LETTERS_DUE, PARKED_LANES,
-    FULLEST_LANE, HALTED, PAUSED, OWNED, REBUILDING, BREAKER_STATE, LOG_POSITION, LOG_AGE, SCHEDULED_LATE, REPLAYED,
-    WORKERS, SIGNALS_DROPPED,
+    FULLEST_LANE, HALTED, PAUSED, OWNED, REBUILDING, BREAKER_STATE, BREAKER_KEYS, LOG_POSITION, LOG_AGE,
+    SCHEDULED_LATE, REPLAYED, WORKERS, SIGNALS_DROPPED,
 )  # fmt: skip
 
 TOLD: tuple[Metric, ...] = tuple(dict.fromkeys(heard.metric for heard in HEARD))

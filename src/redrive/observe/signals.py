@@ -170,6 +170,7 @@ class BreakerOpened(Signal, frozen=True):
     subscription: str
     breaker: str
     seconds: float
+    key: str = ""  # where each key has one
 
 
 class BreakerProbing(Signal, frozen=True):
@@ -177,6 +178,7 @@ class BreakerProbing(Signal, frozen=True):
 
     subscription: str
     breaker: str
+    key: str = ""
 
 
 class BreakerClosed(Signal, frozen=True):
@@ -184,6 +186,7 @@ class BreakerClosed(Signal, frozen=True):
 
     subscription: str
     breaker: str
+    key: str = ""
 
 
 class AutoReplayed(Signal, frozen=True):
@@ -287,6 +290,11 @@ class Signals:
         """Add a listener; it gets a sequence of signals per batch."""
         self._listeners.append(listener)
         return listener
+
+    @property
+    def are_heard(self) -> bool:
+        """Does anybody listen? Else a signal need not be made."""
+        return bool(self._listeners)
 
     def tell(self, signals: Iterable[Signal]) -> None:
         """Hand over what happened; never blocks, never raises."""

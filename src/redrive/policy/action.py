@@ -19,7 +19,8 @@ BAD_KEY = "bad_key"  # no usable key, so a lane of its own
 ATTEMPTS_EXHAUSTED = "attempts_exhausted"  # every attempt the rule allowed has failed
 PERMANENT = "permanent"  # an error that trying again cannot cure
 CRASHED_WORKER = "crashed_worker"  # the process died with it, alone, too often
-BREAKER_OPEN = "breaker_open"  # not called: its dependency is not well, and `when_open="bury"`
+BREAKER_OPEN = "breaker_open"  # not called: its dependency is not well; dead with `when_open="bury"`
+RATE_LIMITED = "rate_limited"  # not called yet: its key had reached the limit
 RETRY_LIMITED = "retry_limited"  # not tried again: the retry budget was spent, and `retry_budget_over = "bury"`
 ID_COLLISION = "id_collision"  # a broker gave two different messages under one id
 LOST_AT_SOURCE = "lost_at_source"  # a broker deleted it before it was read
@@ -27,7 +28,7 @@ BEHIND_HEAD = "behind_head"  # waits for an earlier letter of its lane; nothing 
 
 REASONS = (
     FAILING, REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BREAKER_OPEN,
-    RETRY_LIMITED, ID_COLLISION, LOST_AT_SOURCE, BEHIND_HEAD,
+    RATE_LIMITED, RETRY_LIMITED, ID_COLLISION, LOST_AT_SOURCE, BEHIND_HEAD,
 )  # fmt: skip
 
 
@@ -43,6 +44,8 @@ class Park:
     due_at: float
     delay: float
     failure: Failure
+    reason: str = FAILING
+    spent: bool = True  # did it cost an attempt? Not if it was not called, or if its key's breaker takes the blame
 
 
 @dataclass(frozen=True, slots=True)

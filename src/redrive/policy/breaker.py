@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 from redrive.errors import UsageError
 from redrive.policy.classify import blames_a_dependency, leaves
-from redrive.policy.lease import rebase
 from redrive.policy.limiter import Bucket
 from redrive.policy.machine import step
 from redrive.policy.retry import Duration, Errors, count_of, errors_of, seconds_of
@@ -71,6 +70,7 @@ def next_state(state: State, verb: Verb) -> State:
 
 
 WhenOpen = Literal["pause", "bury"]
+Per = Literal["key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Rule:
     probes: int = 3
     on: tuple[type[BaseException], ...] | None = None  # None: whatever blames the dependency by itself
     when_open: WhenOpen = "pause"
+    per: Per | None = None  # one for each key, rather than one for all
 
     def counts(self, error: BaseException) -> bool:
         """Does this error speak against the dependency, rather than against the event or the code?"""
@@ -125,11 +126,17 @@ def admit(breaker: Breaker, rule: Rule, now: float, in_flight: int) -> Admission
         case State.CLOSED:
             return Admission(breaker, math.inf, 0.0)
         case State.OPEN:
-            wait = _opens_in(breaker, now)
-            if wait > 0:
-                return Admission(breaker, 0, wait)
+            breaker = _rebased(breaker, now)
+            if now < breaker.until:
+                return Admission(breaker, 0, breaker.until - now)
             breaker = Breaker(next_state(breaker.state, Verb.COOL), since=now)
     return Admission(breaker, max(0, rule.probes - in_flight), math.inf)
+
+
+def is_cooling(breaker: Breaker, now: float) -> bool:
+    """Is it open, and asking the store whether calls may go through would be in vain?"""
+    forced = math.isinf(breaker.until)
+    return breaker.state is State.OPEN and (forced or breaker.since <= now < breaker.until)
 
 
 def after(breaker: Breaker, rule: Rule, answers: Iterable[Answer], now: float) -> Breaker:
@@ -203,12 +210,12 @@ def _open(breaker: Breaker, rule: Rule, verb: Verb, now: float) -> Breaker:
     return Breaker(next_state(breaker.state, verb), since=now, until=now + rule.cooldown)
 
 
-def _opens_in(breaker: Breaker, now: float) -> float:
-    """Seconds until an open breaker may be probed; a clock that was set back makes nobody wait for longer."""
-    if math.isinf(breaker.until):
-        return math.inf
-    delay = breaker.until - breaker.since
-    return rebase(breaker.until, breaker.since, delay, now, COOLDOWN_MAX_S) - now
+def _rebased(breaker: Breaker, now: float) -> Breaker:
+    """Open since a time that is yet to come: the clock was set back, and the cooldown starts over, once."""
+    if math.isinf(breaker.until) or now >= breaker.since:
+        return breaker
+    delay = min(breaker.until - breaker.since, COOLDOWN_MAX_S)
+    return breaker._replace(since=now, until=now + delay)
 
 
 def breaker(
@@ -219,18 +226,21 @@ def breaker(
     probes: int = 3,
     on: Errors | None = None,
     when_open: WhenOpen = "pause",
+    per: Per | None = None,
 ) -> Rule:
     """Leave a dependency alone after so many errors in a row, and come back carefully.
 
     >>> breaker("stripe", failures=3).failures
     3
 
-    Subscriptions that name the same breaker share it.
+    Subscriptions that name the same breaker share it. `per="key"`: each key has one of its own.
     """
     if name is not None and (
         not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable()
     ):
         raise UsageError(f'breaker: {name!r} is no name; a short text such as "stripe" is')
+    if per not in (None, "key"):
+        raise UsageError(f'breaker: per is "key" or left out, not {per!r}')
     if when_open not in ("pause", "bury"):
         raise UsageError(f'breaker: when_open is "pause" or "bury", not {when_open!r}')
     pause = seconds_of("breaker: cooldown", cooldown)
@@ -243,4 +253,5 @@ def breaker(
         count_of("breaker: probes", probes, least=1, most=PROBES_MAX),
         None if on is None else errors_of("breaker: on", on),
         when_open,
+        per,
     )

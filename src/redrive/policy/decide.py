@@ -14,7 +14,7 @@ from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.action import Action
 from redrive.policy.fingerprint import fingerprint
-from redrive.policy.outcome import Failure, Outcome
+from redrive.policy.outcome import NO_FAILURE, Failure, Outcome
 from redrive.policy.retry import Conflicts, Retry
 from redrive.policy.rules import Candidate, Drop, Rules
 
@@ -39,6 +39,7 @@ class Call(NamedTuple):
     event_type: str
     replay: bool
     letter: object
+    shut_for: float | None
 
 
 def decide(
@@ -51,17 +52,19 @@ def decide(
     event_type: str,
     replay: bool = False,
     letterlike: object = None,
+    shut_for: float | None = None,
 ) -> Action:
     """What to do about an event, given what came of its attempt number `attempt`.
 
     >>> decide(out.Applied(), attempt=1, policy=Policy(), now=0.0, dice=0.5, event_type="order.placed")
     Commit()
 
-    `replay` means: this one attempt and then dead again, whatever the rules would allow.
+    `replay` means: this one attempt and then dead again, whatever the rules would allow. `shut_for`: what failed has
+    left the breaker of its key open for so many seconds. There the breaker says when to come back, and pays for it.
     """
     if isinstance(outcome, out.Applied):  # nearly always, so it is asked before anything else is made
         return act.COMMIT
-    call = Call(attempt, policy, now, dice, event_type, replay, letterlike)
+    call = Call(attempt, policy, now, dice, event_type, replay, letterlike, shut_for)
     match outcome:
         case out.Ignored(reason):
             return act.Ignore(reason)
@@ -83,6 +86,8 @@ def decide(
             return _bury(act.CRASHED_WORKER, _died(charges), call)
         case out.Blocked(reason, failure):
             return _bury(reason, failure, call)
+        case out.Held(reason, seconds):
+            return act.Park(now + seconds, seconds, NO_FAILURE, reason, spent=False)
         case out.Stopped():
             return act.DEFER
         case out.StoreDown(error):
@@ -112,6 +117,8 @@ def _rule_for_type(call: Call) -> Retry:
 
 
 def _try_again(rule: Retry, failure: Failure, call: Call, after: float | None = None) -> Action:
+    if call.shut_for is not None and not call.replay:
+        return act.Park(call.now + call.shut_for, call.shut_for, failure, spent=False)
     if call.replay or call.attempt >= rule.attempts:
         return _bury(act.ATTEMPTS_EXHAUSTED, failure, call)
     # The function knows better than the rule when to come back: its time is taken as it is.

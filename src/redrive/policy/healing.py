@@ -24,7 +24,7 @@ from redrive.policy.retry import Duration, count_of, seconds_of
 MAY_PASS = frozenset({ATTEMPTS_EXHAUSTED, BREAKER_OPEN, RETRY_LIMITED})
 
 TIMES_MAX = 100
-BATCH_MAX = 10_000  # letters of one operation: bounds the transaction that selects them
+BATCH_MAX = 1_000  # letters of one operation: what is left of it is read before each step
 IN_FLIGHT_MAX = 100  # asked for and not run yet
 RATE_START = 1.0  # replays a second
 DOUBLES_AFTER = 10  # replays that went well
@@ -246,7 +246,9 @@ def settled_for(where: str, rule: AutoReplay | None, *, has_breaker: bool) -> Au
     if not isinstance(rule, AutoReplay):
         raise UsageError(f"{where}: replay= takes auto_replay(…)")
     if rule.on_recovery and not has_breaker:
-        raise UsageError(f"{where}: auto_replay(on_recovery=True) waits for a breaker to close: give it breaker=")
+        raise UsageError(
+            f"{where}: auto_replay(on_recovery=True) waits for a breaker to close: give it breaker=, one for all keys"
+        )
     on_recovery = has_breaker if rule.on_recovery is None else rule.on_recovery
     if rule.cron is None and not on_recovery:
         raise UsageError(f'{where}: auto_replay would never start: give it a cron line, such as cron="*/10 * * * *"')

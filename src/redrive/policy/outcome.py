@@ -106,6 +106,16 @@ class Blocked:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """It was not called, and is not to wait in memory: the breaker or the limit of its key lets it through later."""
+
+    reason: str
+    seconds: float
+
+
+NO_FAILURE = Failure("", "", "", "")
+
 Outcome = (
     Applied
     | Ignored
@@ -119,6 +129,7 @@ Outcome = (
     | Stopped
     | Crashed
     | Blocked
+    | Held
 )
 
 APPLIED = Applied()  # these two carry nothing, so one of each is enough for the hot path

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from redrive.errors import UsageError
-from redrive.policy.breaker import Breaker, forced_closed, forced_open
+from redrive.errors import EventError, UsageError
+from redrive.event import check_key
+from redrive.policy.breaker import PRISTINE, Breaker, State, forced_closed, forced_open
 from redrive.replay.deed import Operator, need_reason
+
+SHOWN_MAX = 20  # names in an error; with one for each key there may be thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,10 @@ class BreakerDesk:
         """How every breaker stands, by name."""
         with self._operator.store.reading() as tx:
             now = self._operator.now()
-            return [_status(name, one, tx.guards.probes(name, now)) for name, one in tx.guards.breakers().items()]
+            return [
+                _status(name, one, 0 if one.state is State.CLOSED else tx.guards.probes(name, now))
+                for name, one in tx.guards.breakers().items()
+            ]
 
     def open(self, name: str, reason: str) -> bool:
         """Call the dependency no more until `close`; False if somebody had opened it by hand already."""
@@ -53,16 +60,37 @@ class BreakerDesk:
         with self._operator.store.transaction() as tx:
             known = tx.guards.breakers()
             if name not in known:
-                raise UsageError(f"there is no breaker {name!r}; there are: {', '.join(known) or 'none'}")
+                _check_key(name, known)
             before = tx.guards.lock(name)
             after = change(before)
             if before.state is after.state and is_so(before.until):
-                return False
+                after = before
             tx.guards.save(name, after)
+            if after == PRISTINE and _names_of(name, known):  # a key's: one that is closed and clean has no row
+                tx.guards.forget(name, after)
+            if after == before:
+                return False
             details = {"was": str(before.state), "failures": before.failures}
             self._operator.audit(tx, f"breaker {action}", "", f"breaker {name}", reason, details)
         self._operator.tell(f"breaker {action}", "", f"breaker {name}")
         return True
+
+
+def _names_of(name: str, known: Iterable[str]) -> list[str]:
+    """The names, of those that keys have breakers under, that this one may belong to."""
+    return [one for one in known if one.endswith("/") and name.startswith(one) and name != one]
+
+
+def _check_key(name: str, known: Iterable[str]) -> None:
+    """A key whose breaker is closed and clean has no row, and may have one opened."""
+    names = _names_of(name, known)
+    if not names:
+        some = ", ".join(itertools.islice(known, SHOWN_MAX))
+        raise UsageError(f"there is no breaker {name!r}; there are: {some or 'none'}")
+    try:
+        check_key(name[len(names[-1]) :])
+    except EventError as error:
+        raise UsageError(f"there is no breaker {name!r}: {error}") from None
 
 
 def _status(name: str, breaker: Breaker, probes: int) -> BreakerStatus:

@@ -11,7 +11,8 @@ from redrive.errors import BugError, StoreError
 from redrive.observe import metrics as m
 from redrive.observe.prometheus import LABELS_MAX, Sample
 from redrive.observe.signals import Signals
-from redrive.policy.breaker import PRISTINE, State
+from redrive.policy.breaker import State
+from redrive.policy.keys import bounds
 from redrive.replay.status import status_in
 from redrive.replay.workers import workers_in
 from redrive.store.port import Store, StoreTx
@@ -77,9 +78,15 @@ def _letters(tx: StoreTx, env: Env) -> Iterator[Sample]:
 
 
 def _breakers(tx: StoreTx, declared: Iterable[str]) -> Iterator[Sample]:
-    known = tx.guards.breakers()
     for name in declared:
-        yield m.BREAKER_STATE, (name,), BREAKER_STATES[known.get(name, PRISTINE).state]
+        label = name.removesuffix("/")
+        yield m.BREAKER_STATE, (label,), BREAKER_STATES[tx.guards.breaker(name).state]
+        counts: dict[str, int] = {}
+        if name.endswith("/"):
+            low, high = bounds(name)
+            counts.update(tx.sql.all("breakers_count", {"low": low, "high": high}))
+        for state in (State.OPEN, State.PROBING):
+            yield m.BREAKER_KEYS, (label, str(state)), float(counts.get(state, 0))
 
 
 def _logs(tx: StoreTx, env: Env) -> Iterator[Sample]:

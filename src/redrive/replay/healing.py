@@ -21,12 +21,13 @@ from redrive.replay.bulk import AUTOMATIC, Operation, Part, operation_of
 from redrive.replay.deed import Operator, Refusal
 from redrive.replay.letters import LetterDesk
 from redrive.runner.duty import Duty, fence
+from redrive.store.guards import recoveries as closings
 from redrive.store.port import LetterRow, StoreTx
 
 RELAPSED = "the dependency failed again"
 OVER = "the run is over"
 LOOK_AGAIN = 0.1  # seconds, while an operation is under way
-PAGE, PAGES = 1_000, 5  # dead letters looked at in one step: a hundredth of a second
+PAGE, PAGES = 1_000, 2  # dead letters looked at in one step: a hundredth of a second
 
 
 class Next(NamedTuple):
@@ -51,7 +52,7 @@ class Healer:
         """Do what is to be done now. Runs where writing happens."""
         now = self._clock.now()
         with self._store.reading() as tx:
-            seen, recoveries = self._seen(tx), tx.guards.recoveries(self.duty.subscription.dependency)
+            seen, recoveries = self._seen(tx), closings(tx.sql, self.duty.subscription.dependency)
             is_well, owned = self._is_well(tx), tx.progress.member(self.duty.member)
         if owned.epoch != self.duty.epoch:
             raise Fenced(f"{self.duty.subscription.name}: epoch {self.duty.epoch} is over")

@@ -70,7 +70,7 @@ def next_batch(duty: Duty, tx: StoreTx) -> Batch:
     duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
     rows: list[Row] = tx.logs.after(duty.log_id, position, limit)
     batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
-    if not all(map(subscription.wants, {row[2] for row in rows})):
+    if subscription.types and not all(map(subscription.wants, {row[2] for row in rows})):
         batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
     if duty.share.partitions > 1:
         batch.rows = [row for row in batch.rows if duty.share.has_event(row[1], row[3])]

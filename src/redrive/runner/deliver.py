@@ -45,6 +45,8 @@ class DeliveryLoop(HandlerLoop):
 class Couriers(TaskStaff):
     """A few long-lived tasks that carry events to the sink."""
 
+    settle_after = 0.02  # seconds: requests take longer than calls, and fewer of them share a commit
+
     def __init__(self, loop: Employer, size: int) -> None:
         super().__init__(loop, size)
         sink = loop.work.duty.subscription.sink
@@ -71,8 +73,11 @@ class Couriers(TaskStaff):
         """List after list until nothing is ready; started again when there is."""
         me = asyncio.current_task()
         try:
-            while works := self._take(me):
-                await self._carry(works)
+            if self.sink.batch_max == 1:
+                await self._carry_each(me)
+            else:
+                while works := self._take(me):
+                    await self._carry(works)
         except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
             running = self.desk.running
             for work in [work for work, task in running.items() if task is me]:
@@ -85,6 +90,18 @@ class Couriers(TaskStaff):
         if self._waiting is not None:
             self._waiting.cancel()
         await super().close()
+
+    async def _carry_each(self, task: Any) -> None:
+        """The same for a sink that takes one event at a time, without the lists."""
+        while (work := self._next(task)) is not None:
+            assert work.event is not None
+            try:
+                await self._function([work.event])  # the sink's `send`, in a span where there are spans
+                error = None
+            except BaseException as raised:
+                error = self._errors((work,), raised).get(0)
+            self._put_down(work, error, {})
+            await self._pace()
 
     def _take(self, task: Any) -> list[Work]:
         """The next events for one call of the sink."""
@@ -128,9 +145,13 @@ class Couriers(TaskStaff):
         failed: dict[str, Outcome] = {}
         for at, work in enumerate(works):
             self._put_down(work, errors.get(at), failed)
+        await self._pace()
+
+    async def _pace(self) -> None:
+        """After each call: is there enough to settle, and do others want to run?"""
         if len(self.desk.outbox) >= SETTLE_AT:
             self._call()
-        elif self.desk.ready:
+        elif self._alarm is None and self.desk.ready:
             self._begin_waiting()
         self._carried += 1
         if not self._carried % YIELD_EVERY or self._clock() - self._turn_began >= YIELD_AFTER:
@@ -159,9 +180,9 @@ class Couriers(TaskStaff):
         if before is not None:  # a stop leaves no letter to queue behind: this one is given back as well
             work.outcome = before
         else:
-            work.outcome = out.APPLIED if error is None else self._outcome(work, error)
-            if work.lane is not None and not isinstance(work.outcome, out.Applied | out.Ignored):
-                failed[work.lane] = work.outcome
+            work.outcome = outcome = out.APPLIED if error is None else self._outcome(work, error)
+            if outcome is not out.APPLIED and work.lane is not None and not isinstance(outcome, out.Ignored):
+                failed[work.lane] = outcome
         self.desk.outbox.append(work)
         gate = self.loop.work.gate
         if gate is not None and gate.called(work):
@@ -177,20 +198,24 @@ class Couriers(TaskStaff):
         """What was raised for which of them; nothing, if all arrived."""
         events = [work.event for work in works if work.event is not None]
         try:
-            await self._function(events)  # the sink's `send`, in a span where there are spans
-        except asyncio.CancelledError:
+            await self._function(events)
+        except BaseException as raised:
+            return self._errors(works, raised)
+        return {}
+
+    def _errors(self, works: Sequence[Work], raised: BaseException) -> dict[int, BaseException]:
+        """What an exception of the sink means for which of them. Our own cancellation is raised again."""
+        if isinstance(raised, asyncio.CancelledError):
             task = asyncio.current_task()
             if not any(work.timed_out for work in works) and task is not None and task.cancelling():
-                raise
+                raise raised
             while task is not None and task.cancelling():  # asked for once for each of the list
                 task.uncancel()
             timeout = self.loop.work.duty.subscription.timeout or 0.0
-            return dict.fromkeys(range(len(works)), TimeoutError(f"the sink did not answer within {timeout:g} s"))
-        except SomeFailed as some:
-            return {at: error for at, error in some.errors.items() if 0 <= at < len(works)}
-        except BaseException as error:
-            return dict.fromkeys(range(len(works)), error)
-        return {}
+            raised = TimeoutError(f"the sink did not answer within {timeout:g} s")
+        if isinstance(raised, SomeFailed):
+            return {at: error for at, error in raised.errors.items() if 0 <= at < len(works)}
+        return dict.fromkeys(range(len(works)), raised)
 
 
 def _is_everybodys(error: BaseException) -> bool:

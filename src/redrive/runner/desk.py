@@ -23,6 +23,7 @@ class Desk:
         self.outbox: deque[Work] = deque()
         self.running: dict[Work, Any] = {}  # with the task that runs it, if one does
         self.alone: deque[Work] = deque()  # after a crash: one at a time, before anything else
+        self.aside: deque[Work] = deque()  # would run, but the gate of its key has to be asked
         # What is busy, with what queues behind it: lanes by name, and letters without a lane by their id.
         self._waiting: dict[str | int, deque[Work] | None] = {}
         self._queued = 0
@@ -31,13 +32,14 @@ class Desk:
         self._keyed, self._total = duty.subscription.order == "key", duty.subscription.order == "total"
 
     def __len__(self) -> int:
-        return len(self.ready) + len(self.outbox) + len(self.running) + len(self.alone) + self._queued
+        held = len(self.outbox) + len(self.running) + len(self.alone) + len(self.aside)
+        return len(self.ready) + held + self._queued
 
     def busy(self, lane: str | None, letter: int) -> bool:
         """Has the lane of this letter work that is not settled?"""
         if lane is not None:
             return lane in self._waiting
-        held = [*self.running, *self.ready, *self.outbox, *self.alone]
+        held = [*self.running, *self.ready, *self.outbox, *self.alone, *self.aside]
         return any(work.head is not None and work.head.letter == letter for work in held)
 
     def queued(self, lane: str | None) -> int:
@@ -92,13 +94,13 @@ class Desk:
             self.outbox.append(work)
         elif work.head is not None:
             if lanes.head(work.lane, work.head.letter) == work.head:
-                self._run(work)
+                self.run(work)
             else:  # an operator changed the letter since: the new head comes by itself
                 self.free(work)
         elif work.lane in lanes.names:
             self.follow(work)
         else:
-            self._run(work)
+            self.run(work)
 
     def follow(self, work: Work) -> None:
         """It queues behind the head of its lane, in the store."""
@@ -118,7 +120,8 @@ class Desk:
             taken.append(last)
         return taken
 
-    def _run(self, work: Work) -> None:
+    def run(self, work: Work) -> None:
+        """It may be called now."""
         careful = self.duty.horizon or self.duty.suspects
         (self.alone if careful and self.duty.needs_care(work) else self.ready).append(work)
 
@@ -136,13 +139,12 @@ class Desk:
             work.outcome, work.attempt = outcome, work.attempt - 1
             self.outbox.append(work)
 
-    def look_again(self) -> None:
+    def look_again(self) -> list[Work]:
         """The letters were read anew: what waits with an old revision is given up, the new head comes by itself."""
-        lanes = self.duty.lanes
+        lanes, stale = self.duty.lanes, list[Work]()
         if lanes is self._lanes:
-            return
+            return stale
         self._lanes = lanes
-        stale: list[Work] = []
         for queue in (self.ready, self.alone):
             waiting = list(queue)
             old = [w for w in waiting if w.head is not None and lanes.head(w.lane, w.head.letter) != w.head]
@@ -154,6 +156,7 @@ class Desk:
                 stale.append(work)
         for work in stale:
             self.free(work)
+        return stale
 
     def free_all(self, works: list[Work]) -> None:
         """Settled: the next of each lane may start."""

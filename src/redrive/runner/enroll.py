@@ -43,8 +43,8 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
                 check_declared(tx, subscription, row)
                 _check_keys(engine, tx, subscription, row)
             check_tables(tx, subscription, row)
-            if subscription.breaker is not None:
-                tx.guards.declare(subscription.dependency)
+            if (name := subscription.breaker_name) is not None:
+                tx.guards.declare(name)
             rows[subscription.name] = (subscription, row)
     return rows
 

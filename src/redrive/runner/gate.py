@@ -56,15 +56,20 @@ class Gate:
         """Does it let everything through?"""
         return (
             self._limit is None
-            and self._ramp_until <= self._monotonic()
             and self.breaker.state is State.CLOSED
-            and not self._is_tripping
+            and not (self._streak and self._is_tripping)
+            and not (self._ramp_until and self._ramp_until > self._monotonic())
         )
 
     @property
     def is_shut(self) -> bool:
         """Does it hold back what is ready now?"""
         return not self.stands_open and (self._is_tripping or not self._permits)
+
+    @property
+    def watches(self) -> bool:
+        """May others, or an operator, know better by now?"""
+        return self.is_shut
 
     @property
     def waits_for_others(self) -> bool:
@@ -75,7 +80,7 @@ class Gate:
 
     def pass_one(self, ready: deque[Work]) -> Work:
         """The next work that may be called; IndexError if there is none, or no permit for it. From any thread."""
-        if self._is_tripping:
+        if self._streak and self._is_tripping:
             raise IndexError
         permit = _FREE if self.stands_open else self._permits.popleft()
         try:
@@ -91,7 +96,10 @@ class Gate:
         """How many permits to ask the store for, with so many works ready."""
         if self.stands_open or self._is_tripping or self._monotonic() < self._ask_at:
             return 0
-        return min(ASK_MAX, ready - len(self._permits))
+        limit = brk.limit_after(self.breaker, self._limit, self.duty.engine.env.clock.now())
+        # Permits that lie here while calls are slow would all be used at once when they are fast again.
+        most = ASK_MAX if limit is None else min(ASK_MAX, limit.burst)
+        return min(most, ready) - len(self._permits)
 
     def pause(self) -> float:
         """Seconds until it is worth asking again."""
@@ -135,8 +143,10 @@ class Gate:
         return PROBE_SECONDS_MAX if timeout is None else min(PROBE_SECONDS_MAX, 2 * timeout)
 
     def blocked(self) -> out.Blocked | None:
-        """The fate of what is ready, if an open breaker is to bury it."""
-        if self.rule is None or self.rule.when_open != "bury" or self.breaker.state is not State.OPEN:
+        """The fate of what is ready, if an open breaker is to bury it; when it has cooled, some of it may be probes."""
+        if self.rule is None or self.rule.when_open != "bury":
+            return None
+        if not brk.is_cooling(self.breaker, self.duty.engine.env.clock.now()):
             return None
         return blocked(act.BREAKER_OPEN, "BreakerOpen", f"the breaker {self.name!r} was open")
 
@@ -224,6 +234,8 @@ class Gate:
     def _answer(self, work: Work) -> Answer | None:
         """What the outcome of a call says about the dependency; most errors of a function say nothing."""
         assert self.rule is not None
+        if work.outcome is out.APPLIED and not work.follow:  # the ordinary case, quickly
+            return _GOOD[work.probe]
         match work.outcome:
             case out.Applied() | out.Rejected() | out.Ignored() if not work.follow:
                 return Answer(True, work.probe)
@@ -235,7 +247,8 @@ class Gate:
     def _learn(self, breaker: Breaker, now: float) -> None:
         """The breaker stands like this: permits that were got before it changed are void."""
         self.breaker = breaker
-        self._ramp_until = self._monotonic() + brk.ramp_left(breaker, now)
+        left = brk.ramp_left(breaker, now)
+        self._ramp_until = self._monotonic() + left if left else 0.0
         if breaker.state is self._told:
             return
         self._told = breaker.state
@@ -267,3 +280,4 @@ class Gate:
 
 
 _FREE = Permit(probe=False)
+_GOOD = (Answer(True, False), Answer(True, True))

@@ -23,6 +23,7 @@ from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Fresh, Work, edited
 from redrive.runner.gate import Gate
+from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.log import events_after
 from redrive.store.sql import Row
@@ -37,8 +38,9 @@ class Handling:
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
         self.desk = Desk(duty)
-        guarded = duty.subscription.breaker or duty.subscription.limit
-        self.gate = Gate(duty) if guarded else None
+        rule = duty.subscription.breaker
+        self.keys = KeyGate(duty, self.desk) if rule is not None and rule.per == "key" else None
+        self.gate: Gate | None = self.keys or (Gate(duty) if rule or duty.subscription.limit else None)
         self.lane_full = ""
         self.halt = ""
 
@@ -104,7 +106,9 @@ class Handling:
             or duty.subscription.key_by
             or duty.window.has_done()
         )
-        return not odd and all(map(duty.subscription.wants, {event.type for event in events}))
+        if odd or not duty.subscription.types:  # no filter: everything is asked for
+            return not odd
+        return all(map(duty.subscription.wants, {event.type for event in events}))
 
     def take_letters(self, due: list[tuple[str | None, Head, Row | None]], over: Collection[int] = ()) -> None:
         """Queue heads that are due; those `over` the retry budget have met their fate."""
@@ -198,6 +202,8 @@ class Handling:
         with self.duty.engine.store.transaction() as tx:
             settling = Settling(tx, self.duty, strict=strict)
             hit("round.fenced")
+            if self.keys is not None:
+                self.keys.feed(settling, group)
             together: list[Work] = []
             for work in group:
                 if work.outcome is not out.APPLIED:
@@ -211,7 +217,7 @@ class Handling:
                     self._write_good(settling, work, result)
             self._write_together(settling, together)
             hit("round.effects")
-            if self.gate is not None:
+            if self.gate is not None and self.keys is None:
                 self.gate.feed(settling, group)
             settling.finish()
             hit("round.before_commit")
@@ -258,7 +264,7 @@ class Handling:
 
     def _write_bad(self, settling: Settling, work: Work, result: Round) -> None:
         result.bad.append(work)
-        action = decision(self.duty, work)
+        action = decision(self.duty, work, None if self.keys is None else self.keys.blamed.get(work))
         match action:
             case act.Rerun(wait):
                 result.reruns.append((work, wait))

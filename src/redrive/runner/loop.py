@@ -19,6 +19,7 @@ from redrive.runner.budget import Budget
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
 from redrive.runner.handle import Handling, Round
+from redrive.runner.keygate import KeyGate
 from redrive.runner.project import Projector
 from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
 from redrive.runner.wake import Wake
@@ -146,7 +147,7 @@ class HandlerLoop(Loop):
         paused, asked = self.duty.paused, bool(group or due or room)
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
         gate = self.work.gate
-        shut = gate is not None and gate.is_shut  # others, or an operator, may know better by now
+        shut = gate is not None and gate.watches  # others, or an operator, may know better by now
         if asked or paused or held or shut or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
@@ -188,7 +189,10 @@ class HandlerLoop(Loop):
             return []
         lanes, now = self.duty.lanes, self.duty.engine.env.clock.now()
         room = max(1, self.duty.engine.settings.window_max - len(self.desk))
-        may, over = await self._budget.sift(lanes.take_due(now, room))
+        due = lanes.take_due(now, room)
+        if self.work.keys is not None:
+            due = self.work.keys.defer(due)
+        may, over = await self._budget.sift(due)
         if over and self._budget.buries:
             self._over.update(head.letter for _, head in over)
             return may + over
@@ -242,7 +246,9 @@ class HandlerLoop(Loop):
         desk = self.desk
         if self.stopping:
             return
-        desk.look_again()
+        stale = desk.look_again()
+        if self.work.keys is not None:
+            await self._ask_for(self.work.keys, stale)
         blocked = self.work.gate.blocked() if self.work.gate is not None else None
         if blocked is not None:
             desk.block(blocked)
@@ -258,6 +264,14 @@ class HandlerLoop(Loop):
                 return
             desk.ready.appendleft(work)
         self._staff.wake(count)
+
+    async def _ask_for(self, keys: KeyGate, stale: list[Work]) -> None:
+        """What the gates of single keys hold back: may it go by now?"""
+        asked = keys.sift(stale)
+        if asked:
+            keys.decide(await self.bridge.run(lambda: keys.ask_for(asked)))
+        if keys.has_to_sweep:
+            await self.bridge.run(keys.sweep)
 
     async def _may_call(self, count: int) -> bool:
         """Does the gate let any through? It is asked for as many."""
@@ -276,6 +290,8 @@ class HandlerLoop(Loop):
             pause = min(pause, self._budget.pause())
         if gate is not None and gate.is_shut and self.desk.ready:
             pause = min(pause, gate.pause())
+        if self.work.keys is not None and not self.stopping:
+            pause = min(pause, self.work.keys.pause())
         if timeout is not None and self.desk.running:
             now = self._monotonic()
             ends = [work.started + timeout - now for work in list(self.desk.running) if not work.timed_out]

@@ -18,11 +18,11 @@ from redrive.policy import outcome as out
 from redrive.policy.action import Action
 from redrive.policy.decide import decide
 from redrive.policy.lanes import Head
-from redrive.policy.outcome import Failure, Outcome
+from redrive.policy.outcome import NO_FAILURE, Failure, Outcome
 from redrive.policy.progress import NO_FLOOR, Plan
 from redrive.policy.rules import Candidate
 from redrive.runner.duty import Duty, Work
-from redrive.store.letters import NO_FAILURE, Attempted, NewLetter, Retried
+from redrive.store.letters import Attempted, NewLetter, Retried
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
@@ -52,8 +52,8 @@ class _New(NamedTuple):
     is_head: bool
 
 
-def decision(duty: Duty, work: Work) -> Action:
-    """What is to be done about a work's outcome."""
+def decision(duty: Duty, work: Work, shut_for: float | None = None) -> Action:
+    """What is to be done about a work's outcome; `shut_for`: its failure left its key's breaker open for so long."""
     assert work.outcome is not None
     env = duty.engine.env
     if isinstance(work.outcome, out.Applied):
@@ -70,6 +70,7 @@ def decision(duty: Duty, work: Work) -> Action:
         event_type=event.type,
         replay=bool(work.head and work.head.replaying),
         letterlike=Candidate(duty.subscription.name, event) if policy.letters else None,
+        shut_for=shut_for,
     )
 
 
@@ -181,7 +182,7 @@ class Settling:
             self.ignored += 1
             self._take(work)
             return True
-        letter = self._letter_of(work, work.attempt, action, work.outcome)
+        letter = self._letter_of(work, _attempts(work, action), action, work.outcome)
         self._hold(_New(letter, work, action, is_head=letter.state != "discarded"))
         return True
 
@@ -224,9 +225,10 @@ class Settling:
             for tried in work.earlier:
                 self._history(number, tried.attempt, act.FAILING, tried.action.failure)
                 self._tell(number, work, tried.attempt, tried.action, tried.action.failure)
-            if action is not None:
-                self._history(number, attempts, letter.reason, letter.failure)
-                self._tell(number, work, attempts, action, letter.failure)
+            if isinstance(action, act.Park) and action.reason != act.FAILING:  # it was not called
+                self.followers += 1
+            elif action is not None:
+                self._learn_failure(number, work, action)
             if is_head:
                 self._puts.append(_Put(work.lane, head, 1, number))
         return heads
@@ -260,20 +262,27 @@ class Settling:
     def _learn_retry(self, work: Work, action: Action, head: Head, *, found: bool) -> bool:
         """The attempt of a letter failed, which is written if it was `found`: history, signals, lanes."""
         state, change, failure = _fate(action)
-        self._history(head.letter, work.attempt, change["reason"] if found else "lost to an operator", failure)
         if not found:
+            self._history(head.letter, work.attempt, "lost to an operator", failure)
             return False
-        self._tell(head.letter, work, work.attempt, action, failure)
+        self._learn_failure(head.letter, work, action)
         if state == "discarded":
             self._next_head(work)
         else:
             due_at, delay = change.get("due_at", 0.0), change.get("delay", 0.0)
             new = head._replace(
                 state=state, due_at=due_at, due_set_at=self.now, delay=delay, rev=head.rev + 1,
-                attempts=work.attempt, replaying=0,
+                attempts=_attempts(work, action), replaying=0,
             )  # fmt: skip
             self._puts.append(_Put(work.lane, new, 0, head.letter))
         return True
+
+    def _learn_failure(self, letter: int, work: Work, action: Action) -> None:
+        """The histories are of attempts: one that was not spent is told of, and leaves nothing that grows."""
+        _, change, failure = _fate(action)
+        if not isinstance(action, act.Park) or action.spent:
+            self._history(letter, work.attempt, change["reason"], failure)
+        self._tell(letter, work, work.attempt, action, failure)
 
     def _end_letter(self, work: Work, head: Head, state: str, how: str) -> bool:
         assert work.event is not None
@@ -463,14 +472,19 @@ def _retry_fate(duty: Duty, work: Work, action: Action, head: Head) -> Retried:
     """What a failed attempt changes in its letter."""
     state, change, failure = _fate(action)
     blamed = duty.subscription.blamed(work.outcome)
-    return head, state, {**change, "attempts": work.attempt, "dependency": blamed}, failure
+    return head, state, {**change, "attempts": _attempts(work, action), "dependency": blamed}, failure
+
+
+def _attempts(work: Work, action: Action) -> int:
+    """How many its letter has made; what was not called, or not charged for it, has made one less."""
+    return work.attempt - (isinstance(action, act.Park) and not action.spent)
 
 
 def _fate(action: Action) -> tuple[str, dict[str, Any], Failure]:
     """The letter's state and fields that an action means."""
     match action:
-        case act.Park(due_at, delay, failure):
-            return "retrying", {"reason": act.FAILING, "due_at": due_at, "delay": delay}, failure
+        case act.Park(due_at, delay, failure, reason):
+            return "retrying", {"reason": reason, "due_at": due_at, "delay": delay}, failure
         case act.Bury(reason, failure):
             return "dead", {"reason": reason}, failure
         case act.Discard(reason, rule, failure):

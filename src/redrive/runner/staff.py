@@ -37,6 +37,8 @@ class Employer(Protocol):
 class Staff:
     """Who calls the functions."""
 
+    settle_after = SETTLE_AFTER
+
     def __init__(self, loop: Employer, size: int) -> None:
         self.loop, self.desk, self.size = loop, loop.work.desk, size
         duty = loop.work.duty
@@ -77,7 +79,7 @@ class Staff:
 
     def _set_alarm(self) -> None:
         if self._alarm is None:
-            self._alarm = self._loop.call_later(SETTLE_AFTER, self._ring)
+            self._alarm = self._loop.call_later(self.settle_after, self._ring)
 
     def _ring(self) -> None:
         self._silence()

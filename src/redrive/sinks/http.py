@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from http import HTTPStatus
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redrive.clock import SystemClock
 from redrive.errors import RetryLater, UsageError
@@ -107,14 +107,23 @@ class HttpSink(Sink):
         if pool is not None:
             await pool.close()
 
-    async def request(self, method: str, address: Address, headers: Mapping[str, str], body: bytes = b"") -> Answer:
+    def request(
+        self, method: str, address: Address, headers: Mapping[str, str], body: bytes = b""
+    ) -> Coroutine[Any, Any, Answer]:
         """One request and what came back, whatever its status."""
-        if self._pool is None or not self._pool.is_mine():
-            await self.close()
-            from redrive.sinks.pool import Pool
+        headers = traced(headers) or headers
+        pool = self._pool
+        if pool is not None and pool.is_mine():  # no coroutine of our own around it: every event comes by here
+            return pool.request(method, address, headers, body)
+        return self._first_request(method, address, headers, body)
 
-            self._pool = Pool(self.timeout, self.connect_timeout, self.allow_private, self.tls)
-        return await self._pool.request(method, address, traced(headers) or headers, body)
+    async def _first_request(self, method: str, address: Address, headers: Mapping[str, str], body: bytes) -> Answer:
+        await self.close()
+        from redrive.sinks.pool import Pool
+
+        pool = self._pool or Pool(self.timeout, self.connect_timeout, self.allow_private, self.tls)
+        self._pool = pool
+        return await pool.request(method, address, headers, body)
 
     async def post(
         self, address: Address, headers: Mapping[str, str], body: bytes, hidden: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 
 import aiohttp
@@ -75,7 +76,7 @@ class Pool:
 
     async def request(self, method: str, address: Address, headers: Mapping[str, str], body: bytes) -> Answer:
         """One request, one answer; no redirect is followed and no POST is tried again."""
-        url = URL(address.url)
+        url = _url(address.url)
         if not self._allow_private:
             ip = literal(url.host or "")  # aiohttp asks no resolver about these
             if ip is not None:
@@ -92,6 +93,9 @@ class Pool:
             raise NoAnswer(f"{address.origin} did not answer within {show_duration(self._timeout)}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{address.origin}: {_why(error)}") from None  # theirs may quote the URL
+
+
+_url = lru_cache(1_024)(URL)
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:

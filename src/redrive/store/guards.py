@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from redrive.policy.breaker import PRISTINE, Breaker, State
+from redrive.policy.keys import bounds
 from redrive.policy.limiter import Bucket, Taken
 from redrive.store.sql import Row, Sql
 
@@ -31,10 +32,6 @@ class Guards:
         """A program has a breaker of this name: from now on it is listed, and can be opened and closed by hand."""
         self._sql.run("breaker_declare", {"name": name})
 
-    def recoveries(self, name: str) -> int:
-        """How often it closed again, by itself or by hand."""
-        return int(self._sql.value("breaker_recoveries", {"name": name}) or 0)
-
     def lock(self, name: str) -> Breaker:
         """As it stands, and nobody else changes it until this transaction is over."""
         row = self._sql.one("breaker_lock", {"name": name})
@@ -46,6 +43,17 @@ class Guards:
         values = {**breaker._asdict(), "name": name, "state": str(breaker.state)}
         values["until"] = None if math.isinf(breaker.until) else breaker.until
         self._sql.run("breaker_save", values)
+
+    def keyed(self, prefix: str, limit: int) -> Mapping[str, Breaker]:
+        """Those whose names begin like this, by the rest of the name, up to so many; not the one without a rest."""
+        low, high = bounds(prefix)
+        rows = self._sql.all("breakers_between", {"low": low, "high": high, "limit": limit})
+        return {row[0][len(prefix) :]: _breaker(row[1:]) for row in rows}
+
+    def forget(self, name: str, breaker: Breaker) -> None:
+        """It has nothing to tell any more, if it still stands like this: as if it had never been."""
+        if self._sql.run("breaker_forget", {"name": name, "since": breaker.since}):
+            self._sql.run("probes_forget", {"breaker": name})
 
     def probes(self, name: str, now: float) -> int:
         """How many are under way, of owners that still are."""
@@ -67,6 +75,17 @@ class Guards:
         taken = bucket.take(self._sql.value("bucket_lock", {"name": name}), now, wanted)
         self._sql.run("bucket_save", {"name": name, "full_at": taken.state})
         return taken
+
+    def forget_full(self, prefix: str, now: float) -> bool:
+        """Buckets that are full need no row; are there others left whose names begin like this?"""
+        low, high = bounds(prefix)
+        self._sql.run("buckets_forget", {"low": low, "high": high, "now": now})
+        return self._sql.one("buckets_between", {"low": low, "high": high}) is not None
+
+
+def recoveries(sql: Sql, name: str) -> int:
+    """How often a breaker closed again, by itself or by hand."""
+    return int(sql.value("breaker_recoveries", {"name": name}) or 0)
 
 
 def _breaker(row: Row) -> Breaker:

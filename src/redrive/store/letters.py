@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 
 from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.lanes import Head
-from redrive.policy.outcome import Failure
+from redrive.policy.outcome import NO_FAILURE, Failure
 from redrive.store.port import LetterRow
 from redrive.store.sieve import Sieve
 from redrive.store.sql import Row, Sql
 
 Retried = tuple[Head, str, dict[str, Any], Failure]  # the letter, its state now, what else changes, and why
 Attempted = tuple[int, int, str, Failure]  # the letter, the attempt's number, what came of it, and why
-
-NO_FAILURE = Failure("", "", "", "")
 
 
 class NewLetter(NamedTuple):

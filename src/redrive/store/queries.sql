@@ -1029,6 +1029,21 @@ SELECT state, failures, successes, since, until FROM redrive_breakers WHERE name
 -- name: breakers_all
 SELECT name, state, failures, successes, since, until FROM redrive_breakers ORDER BY name
 
+-- name: breakers_between
+-- Those of the keys of one name; the lower bound itself is that name's own.
+SELECT name, state, failures, successes, since, until FROM redrive_breakers WHERE name > :low AND name < :high
+ORDER BY name LIMIT :limit
+
+-- name: breakers_count
+SELECT state, count(*) FROM redrive_breakers WHERE name > :low AND name < :high GROUP BY state ORDER BY state
+
+-- name: breaker_forget
+-- Only what nobody has used since it was looked at.
+DELETE FROM redrive_breakers WHERE name = :name AND state = 'closed' AND failures = 0 AND since = :since
+
+-- name: probes_forget
+DELETE FROM redrive_probes WHERE breaker = :breaker
+
 -- name: breaker_lock
 -- There is a row from here on, and it is this transaction's.
 INSERT INTO redrive_breakers VALUES (:name, 'closed', 0, 0, 0, 0, 0)
@@ -1067,6 +1082,9 @@ RETURNING full_at
 
 -- name: bucket_save
 UPDATE redrive_buckets SET full_at = :full_at WHERE name = :name
+
+-- name: buckets_between
+SELECT 1 FROM redrive_buckets WHERE name > :low AND name < :high LIMIT 1
 
 -- ---------------------------------------------------------------- scheduled events
 

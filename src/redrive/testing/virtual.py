@@ -107,6 +107,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.clock.monotonic()
 
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        """A hair before its time a timer runs at once: who waits for the rest of it must not wait in vain for ever."""
+        if delay > 0:
+            delay = max(delay, 2 * self._clock_resolution)
+        return super().call_later(delay, callback, *args, context=context)
+
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """On this thread, at the next turn: another thread would bring chance back."""
 

@@ -459,6 +459,14 @@ FROM (SELECT redrive.clock() AS now) AS clock
 WHERE NOT EXISTS (SELECT 1 FROM redrive_events WHERE log = ?1 AND id = ?2)
 ON CONFLICT (log, id) DO NOTHING
 
+-- ---------------------------------------------------------------- limits
+
+-- name: buckets_forget
+-- A full bucket and none at all are the same. Who holds one at this moment takes from it: nobody waits for that.
+DELETE FROM redrive_buckets WHERE name IN (
+    SELECT name FROM redrive_buckets WHERE name > :low AND name < :high AND full_at <= :now FOR UPDATE SKIP LOCKED
+)
+
 -- ---------------------------------------------------------------- for this store alone
 
 -- name: pg_sync

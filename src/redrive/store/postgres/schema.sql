@@ -473,7 +473,7 @@ BEGIN
 END $$;
 
 CREATE TABLE redrive.breakers (                     -- of dependencies, shared by all who name them
-    name      text PRIMARY KEY,
+    name      text COLLATE "C" PRIMARY KEY,         -- NAME/KEY where each key has one; NAME/ says that keys have
     state     text NOT NULL,                        -- closed, open, probing
     failures  bigint NOT NULL,                      -- in a row, while closed
     successes bigint NOT NULL,                      -- of probes, while probing
@@ -492,7 +492,7 @@ CREATE TABLE redrive.probes (                       -- calls let through a probi
 );
 
 CREATE TABLE redrive.buckets (                      -- limits that workers share
-    name    text PRIMARY KEY,
+    name    text COLLATE "C" PRIMARY KEY,
     full_at float8 NOT NULL
 );
 

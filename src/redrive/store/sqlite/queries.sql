@@ -486,6 +486,12 @@ SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11
 WHERE NOT EXISTS (SELECT 1 FROM redrive_events WHERE log = ?1 AND id = ?2)
 ON CONFLICT DO NOTHING
 
+-- ---------------------------------------------------------------- limits
+
+-- name: buckets_forget
+-- A full bucket and none at all are the same.
+DELETE FROM redrive_buckets WHERE name > :low AND name < :high AND full_at <= :now
+
 -- ---------------------------------------------------------------- metrics
 
 -- name: metrics_bytes

@@ -374,7 +374,7 @@ CREATE TABLE redrive_audit (
 );
 
 CREATE TABLE redrive_breakers (                     -- of dependencies, shared by all who name them
-    name      TEXT PRIMARY KEY,
+    name      TEXT PRIMARY KEY,                     -- NAME/KEY where each key has one; NAME/ says that keys have
     state     TEXT NOT NULL,                        -- closed, open, probing
     failures  INTEGER NOT NULL,                     -- in a row, while closed
     successes INTEGER NOT NULL,                     -- of probes, while probing

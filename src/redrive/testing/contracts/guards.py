@@ -62,3 +62,33 @@ class GuardContract(StoreTests):
             assert taken.granted == 2
             assert 0 < taken.wait <= 0.11
             assert tx.guards.take("limit erp", bucket, NOW, 3).granted == 3
+
+    def test_breakers_of_keys_are_found_by_their_name_and_forgotten_when_they_have_nothing_to_tell(self) -> None:
+        tripped, owner = Breaker(State.OPEN, 3, 1, NOW, NOW + 60), (self._subscribe().id, 0)
+        with self.store.transaction() as tx:
+            for name in ("crm/", "crm/a", "crm/ä/b", "crm/\U0010ffff", "crm", "crm0", "crn/a", "CRM/a", "crm."):
+                tx.guards.lock(name)
+            for name in ("crm/", "crm/a"):
+                tx.guards.save(name, tripped)
+            tx.guards.take_probes("crm/ä/b", owner, 1, NOW + 10)
+        with self.store.transaction() as tx:
+            assert tx.guards.keyed("crm/", 10) == {"a": tripped, "ä/b": PRISTINE, "\U0010ffff": PRISTINE}
+            assert tx.guards.keyed("crm/", 1) == {"a": tripped}
+            tx.guards.forget("crm/ä/b", PRISTINE)
+            tx.guards.forget("crm/a", tripped)
+            tx.guards.forget("crm/\U0010ffff", Breaker(since=NOW))  # somebody has used it since
+            assert tx.guards.probes("crm/ä/b", NOW) == 0
+            assert sorted(tx.guards.keyed("crm/", 10)) == ["a", "\U0010ffff"]
+            counts = tx.sql.all("breakers_count", {"low": "crm/", "high": "crm0"})
+            assert [tuple(row) for row in counts] == [("closed", 1), ("open", 1)]
+
+    def test_a_full_bucket_needs_no_row(self) -> None:
+        bucket = Bucket(rate=1.0, burst=5)
+        with self.store.transaction() as tx:
+            for name, wanted in (("limit crm/a", 1), ("limit crm/b", 3), ("limit crm", 1), ("limit crm0", 1)):
+                tx.guards.take(name, bucket, NOW, wanted)
+            assert tx.guards.forget_full("limit crm/", NOW + 2)
+            assert tx.guards.take("limit crm/b", bucket, NOW + 2, 5).granted == 4, "what is used is remembered"
+            assert not tx.guards.forget_full("limit crm/", NOW + 7)
+            for beside in ("limit crm", "limit crm0"):
+                assert tx.guards.take(beside, bucket, NOW, 5).granted == 4

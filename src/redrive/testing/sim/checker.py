@@ -202,6 +202,8 @@ class Checker:
             causes = {"attempts_exhausted", MAY_DIE.get(planned.fate)}
             if self.world.deaths + self.overtaken >= CHARGES:
                 causes.add("crashed_worker")
+            if self.options.dependency is not None:
+                causes |= self.options.dependency.causes
             if letter.state == "dead" and letter.reason not in causes:
                 self._fail(f"buried without cause: {letter.event} ({planned.fate}) is dead: {letter.reason}")
             asked = planned.fate in ("junk", "ignore") or letter.event in self.workload.operating.discards

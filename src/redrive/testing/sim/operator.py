@@ -47,12 +47,12 @@ class Operating:
                 continue
             await self._do(deed)
 
-    async def repair(self) -> None:
+    async def repair(self, *, replays: bool) -> None:
         """The bug is fixed: resume if it is paused, send dead heads round again. All else must happen by itself."""
         rows = self.world.disk.rows
         if rows("SELECT 1 FROM redrive_progress WHERE paused"):
             await self._do("resume")
-        if rows("SELECT 1 FROM redrive_letters WHERE state = 'dead'"):
+        if replays and rows("SELECT 1 FROM redrive_letters WHERE state = 'dead'"):
             await self._do("replay all")
 
     async def _do(self, deed: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from redrive.errors import UsageError
 from redrive.settings import Settings
@@ -27,7 +27,47 @@ class Faults:
         return Faults(*(getattr(self, field.name) * by for field in fields(self)))
 
 
+HANDLERS = ("async", "sync")  # kinds whose function runs outside of the transaction
+DEPENDENT = 0.12  # share of the handlers that call a service outside
 USUAL = Faults(error=0.015, unknown=0.02, midway=0.01, crash=0.006, stall=0.04, power=0.02, chaos=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A service outside that a handler calls, and what it says about it."""
+
+    failures: int
+    probes: int
+    cooldown: float
+    limit: str | None
+    when_open: Literal["pause", "bury"]
+    budget: float  # retries a second
+    over: Literal["wait", "bury"]  # what becomes of retries that it does not cover
+    replays: bool = False  # dead letters come round again by themselves when it is well
+
+    @property
+    def causes(self) -> set[str]:
+        """Why an event may be buried without having been called."""
+        said = {"breaker_open": self.when_open, "retry_limited": self.over}
+        return {reason for reason, answer in said.items() if answer == "bury"}
+
+    def settings(self) -> dict[str, Any]:
+        """Its part of them."""
+        return {"retry_budget": self.budget, "retry_budget_over": self.over}
+
+    @staticmethod
+    def of(dice: random.Random) -> Dependency:
+        """One as good as any."""
+        return Dependency(
+            failures=dice.randint(1, 3),
+            probes=dice.randint(1, 2),
+            cooldown=dice.choice([1.0, 1.5]),
+            limit=dice.choice([None, None, "5/s", "20/s"]),
+            when_open=dice.choice(["pause", "pause", "pause", "bury"]),
+            budget=dice.choice([8.0, 20.0, 100.0]),
+            over=dice.choice(["wait", "wait", "bury"]),
+            replays=dice.random() < 0.4,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +107,7 @@ class Options:
     repartition: int  # how many there are after the second half of the trouble began
     wait: float  # seconds before the next attempt; without any, a projection makes it in the same transaction
     later: float  # seconds after which what is emitted comes into the log; 0: at once
+    dependency: Dependency | None  # what a handler calls
 
     @staticmethod
     def of(seed: int, **given: Any) -> Options:
@@ -74,7 +115,7 @@ class Options:
         dice = random.Random(seed)
         kind = dice.choice(["projection"] * 3 + ["batch"] * 2 + ["async"] * 6 + ["sync"])
         order = dice.choice(["key"] * 6 + ["none", "none", "total"])
-        handler = kind in ("async", "sync")
+        handler = kind in HANDLERS
         drawn = Options(
             seed=seed,
             kind=kind,
@@ -109,7 +150,12 @@ class Options:
             repartition=dice.choice([1, 2, 3]),
             wait=dice.choice([0.0, 0.1, 0.1]) if not handler else 0.1,
             later=dice.choice([0.0, 0.0, 0.0, 0.0, 0.02, 0.5]),
+            dependency=None,
         )
+        outside = random.Random(f"guard {seed}")  # its own: other seeds go on as they did
+        calls_out = outside.random() < DEPENDENT and handler and given.get("kind", kind) in HANDLERS
+        if given.get("dependency", calls_out):
+            drawn = replace(drawn, dependency=Dependency.of(outside), attempts=outside.randint(2, 12))
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:
             raise UsageError(f"a schedule has no option {min(unknown)!r}")
@@ -125,6 +171,7 @@ class Options:
             timeout=self.timeout if self.kind == "async" else None,
             partitions=self.partitions if self.divisible else 1,
             repartition=self.repartition if self.divisible and self.partitions > 1 else 1,
+            dependency=self.dependency if self.handler else None,
         )
 
     @property
@@ -135,14 +182,14 @@ class Options:
     @property
     def handler(self) -> bool:
         """Does the function run outside of the transaction?"""
-        return self.kind in ("async", "sync")
+        return self.kind in HANDLERS
 
     def settings(self) -> Settings:
         """The settings of every process of this schedule."""
         return Settings(
             lease=self.lease, batch_max=self.batch_max, window_max=self.window_max, lane_max=self.lane_max,
             settle_max=self.settle_max, poll_min=self.poll, poll_max=self.poll, halt_wait=0.1, halt_wait_max=0.4,
-            stop_timeout=2.0,
+            stop_timeout=2.0, **({} if self.dependency is None else self.dependency.settings()),
         )  # fmt: skip
 
     def __str__(self) -> str:

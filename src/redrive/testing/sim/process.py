@@ -68,6 +68,7 @@ class Process:
         self.world, self.name, self.owner = world, name, f"{name}.{number}"
         self.dead = False
         self.frozen_until = 0.0
+        self.held_until = 0.0  # it stood still, or a part of it, until then
         self.in_job = False
         self.clock = SkewedClock(self)
         dice = random.Random(f"{world.seed}/{self.owner}")

@@ -6,6 +6,7 @@ Every expected value is computed from the producer's list in this file, never fr
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sqlite3
 from collections import Counter
@@ -23,6 +24,7 @@ from redrive.sources.log import Log
 from redrive.testing.sim.checker import WRAP, Checker
 from redrive.testing.sim.operator import Operating
 from redrive.testing.sim.options import Options
+from redrive.testing.sim.outside import CALL_MAX, Outside
 from redrive.testing.sim.process import Process
 from redrive.testing.sim.seen import NAME, Planned
 from redrive.testing.sim.world import World
@@ -35,6 +37,7 @@ TAIL = "INSERT INTO tail (event) VALUES (?)"
 SHARED = "S"  # a key of the other log that all keys of this one write to
 EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
 PICKY = "INSERT INTO picky VALUES (?, ?)"
+HEALED_AFTER = 5.0
 DRAIN_MAX = 120.0  # seconds of virtual time in which everything must come to its end once the faults are over
 ODD = ("reject", "ignore", "later", "picky", "slow", "exit", "junk", "unwanted", "stubborn", "versioned", "badkey")
 
@@ -102,6 +105,8 @@ class Workload:
         if self.options.tail:
             app.projection(out, name="tail")(lambda event, tx: tx.execute(TAIL, (event.data["of"],)))
         types = ("thing", "junk")
+        if self.outside is not None:
+            common |= self.outside.guards()
         common["partitions"] = self._declared[process.owner] = self._partitions
         match self.options.kind:
             case "async":
@@ -159,7 +164,7 @@ class Workload:
             try:
                 if dice.random() < 0.5 and self.options.state and ctx.key is not None:
                     _ = ctx.state  # what it is now decides, though time passes before it is used
-                await self._take_time(process, event)
+                await self._take_time(process, event, ctx)
                 self._ask(ctx, event, out)
                 self._judge(event)
             except BaseException as error:
@@ -176,6 +181,8 @@ class Workload:
             process.check_alive()
             call = self._start(process, event, ctx)
             try:
+                if self.outside is not None:
+                    self.outside.answer(self.outside.arrives(process, self.by_id[event.id], ctx))
                 self._ask(ctx, event, out)
                 self._judge(event)
             except BaseException:
@@ -185,12 +192,15 @@ class Workload:
 
         return handle
 
-    async def _take_time(self, process: Process, event: Event[Any]) -> None:
-        seconds = process.env.dice.expovariate(1.0) * self.options.call
+    async def _take_time(self, process: Process, event: Event[Any], ctx: Any) -> None:
+        seconds = min(process.env.dice.expovariate(1.0) * self.options.call, CALL_MAX if self.outside else math.inf)
         slow = self.by_id[event.id]
         if slow.fate == "slow" and self.options.timeout and self.failures[event.id] < slow.times:
             seconds = self.options.timeout * 3
-        await asyncio.sleep(seconds)
+        if self.outside is not None:
+            await self.outside.call(process, slow, ctx, seconds)
+        else:
+            await asyncio.sleep(seconds)
 
     def _ask(self, ctx: Any, event: Event[Any], out: Log) -> None:
         planned = self.by_id[event.id]
@@ -272,6 +282,8 @@ class Workload:
         self.world = world
         self.checker = Checker(world, self)
         self.operating = Operating(world, self)
+        dependency = self.options.dependency
+        self.outside = None if dependency is None else Outside(world, self, dependency)
 
     def begin(self) -> None:
         world = self.world
@@ -293,6 +305,8 @@ class Workload:
 
     def committed(self, process: Process) -> None:
         self.checker.check(process)
+        if self.outside is not None:
+            self.outside.committed()
 
     def heard(self, signal: Signal) -> None:
         if isinstance(signal, Buried):
@@ -300,6 +314,8 @@ class Workload:
 
     def power_cut(self) -> None:
         self.checker.start_over()
+        if self.outside is not None:
+            self.outside.committed()
 
     async def _produce(self) -> None:
         """One event after the other, each until it is acknowledged: the list is the truth."""
@@ -330,12 +346,14 @@ class Workload:
     async def end(self) -> None:
         """Everything is repaired and sent round again; then all of it must be settled, soon."""
         self.fixed = True
+        heals = self.options.dependency is not None and self.options.dependency.replays
+        patience = HEALED_AFTER if heals else 0.0  # what comes round by itself is left to do so
         deadline = self.world.loop.time() + DRAIN_MAX
         while not (self._all_sent and self.checker.settled()):
             if self.world.violation:
                 return
             if self.world.loop.time() > deadline:
                 self.world.fail(f"liveness: {self.checker.unsettled()}")
-            await self.operating.repair()
+            await self.operating.repair(replays=self.world.loop.time() > deadline - DRAIN_MAX + patience)
             await asyncio.sleep(0.3)
         self.checker.check_final()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 from collections.abc import Coroutine
 from typing import Any, Protocol
@@ -238,7 +239,9 @@ class World:
             self._stalled += 1
             length = self.options.lease * self.dice.choice([0.01, 0.05, 0.3, 1.5])
             self.note(process.owner, "stalls", length)
+            held_until, process.held_until = process.held_until, math.inf
             self.loop.let_others_run(length)
+            process.held_until = max(held_until, self.loop.time())
             self._stalled -= 1
 
     async def _chaos(self) -> None:
@@ -254,7 +257,7 @@ class World:
                 case "freeze":
                     length = self.options.lease * self.dice.choice([0.5, 1.2, 3.0])
                     self.note(process.owner, "freezes", length)
-                    process.frozen_until = self.loop.time() + length
+                    process.frozen_until = process.held_until = self.loop.time() + length
                 case "stop":
                     self.stop(process)
                 case "jump":
