@@ -9,11 +9,14 @@ from redrive.redis import Stream
 from redrive.settings import Settings
 
 KEYS = 5
+QUICK = Settings(
+    lease=1.0, halt_wait=0.02, halt_wait_max=0.05, crash_charges_max=100_000
+)  # the tests kill, not the events
 
 
 def build(path: str, url: str, partitions: int | None) -> App:
     """What each key was given, in the order in which it was."""
-    app = App(path, name="shop", settings=Settings(lease=1.0, halt_wait=0.02, halt_wait_max=0.05))
+    app = App(path, name="shop", settings=QUICK)
     stream = Stream(url, "orders", partitions=partitions, min_idle=0.05)
 
     @app.projection(

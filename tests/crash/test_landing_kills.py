@@ -47,7 +47,10 @@ def test_a_kill_while_messages_land_changes_nothing(
 
         for _ in range(KILLS):
             say(dice.randint(1, 30))
-            armed = {"REDRIVE_FAILPOINT": f"{place}:1:kill"}
+            armed = {
+                "REDRIVE_FAILPOINT": f"{place}:1:kill",
+                "REDRIVE_CRASH_CHARGES_MAX": "100000",
+            }  # we kill, not the events
             victim = zygote.start("landing:work", tmp_path / "stderr", env=armed, **arguments)
             assert victim.wait() == -signal.SIGKILL, f"{place} was not reached: {victim.said}"
         say(3)
