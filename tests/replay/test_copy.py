@@ -130,8 +130,9 @@ def _operate(bank: Any, desk: Any, action: str, step: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_arrives_and_the_ledger_says_the_same(bank: Any, place: Place, seed: int) -> None:
     live(bank, seed)
-    with source(bank).store.transaction() as tx:  # as if some had named a dependency, and been replayed automatically
-        letters = "redrive_letters" if isinstance(source(bank).store, SqliteStore) else "redrive.letters"
+    written = source(bank).store
+    with written.transaction() as tx:  # as if some had named a dependency, and been replayed automatically
+        letters = "redrive_letters" if isinstance(written, SqliteStore) else "redrive.letters"
         tx.execute(f"UPDATE {letters} SET dependency = type, auto_replays = position % 3 WHERE position % 2 = 0")
     before = verify(source(bank).store), verify_audit(source(bank).store)
     old = content(source(bank).store)

@@ -10,6 +10,7 @@ import pytest
 from redrive import App, Reject, StoreError, UsageError, auto_replay, breaker, retry
 from redrive.event import Event
 from redrive.observe import signals as sig
+from redrive.policy import healing as policy
 from redrive.replay import healing
 from redrive.settings import ReplaySettings, Settings, SubscriptionSettings
 from redrive.sinks.port import Sink
@@ -380,6 +381,30 @@ def test_a_paused_subscription_is_left_alone(app: App, harness: Harness, bank: B
     assert bank.calls == ["a"]
 
 
+def test_where_each_key_has_a_breaker_one_that_is_not_well_does_not_hold_up_the_others(
+    app: App, harness: Harness, bank: Bank
+) -> None:
+    rule = breaker("bank", failures=1, cooldown="1d", per="key")
+    handle(app, bank, breaker=rule, replay=auto_replay(TEN_MINUTES))
+    bank.down = ValueError("a bug")
+    put(harness, "a", "b")
+    harness.run_until_idle()
+    bank.down, bank.calls = None, []
+    app.operate("ada").breakers.open("bank/a", "to see")
+    harness.advance("11m")
+    assert bank.calls == ["b"]
+    assert [one.state for one in app.operate().bulk.recent()] == ["running"]
+    app.operate("ada").breakers.close("bank/a", "seen")
+    harness.advance("1d")
+    assert bank.calls == ["b", "a"]
+    assert replays(harness) == {"a": 1, "b": 1}
+
+
+def test_a_breaker_of_each_key_has_no_recovery_to_wait_for(app: App, bank: Bank) -> None:
+    with pytest.raises(UsageError, match="charge"):
+        handle(app, bank, breaker=breaker("bank", per="key"), replay=auto_replay(on_recovery=True))
+
+
 # ------------------------------------------------------------ whoever does it
 
 
@@ -412,6 +437,42 @@ def test_a_kill_in_the_middle_of_a_recovery_loses_nothing(
     harness.run_until_idle()
     assert sorted(bank.calls) == ["a", "b", "c"]
     assert replays(harness) == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("at", range(2, 8))
+def test_after_a_kill_nobody_has_a_second_turn_in_the_same_run(app: App, harness: Harness, bank: Bank, at: int) -> None:
+    handle(app, bank, breaker=breaker("bank", failures=9, cooldown="1h"), replay=auto_replay(batch=1, times=5))
+    fail(harness, bank, "a", "b", "c")
+    bank.down = ValueError("a bug")
+    app.operate("ada").breakers.open("bank", "to see")
+    app.operate("ada").breakers.close("bank", "it answers")
+    with failpoint("operator.committed", harness.crash, at=at), pytest.raises(Crashed):
+        harness.run_until_idle()
+    harness.run_until_idle()
+    assert bank.calls == ["a", "b", "c"]
+
+
+def test_who_is_fenced_in_the_middle_of_a_step_writes_nothing(
+    app: App, harness: Harness, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle(app, bank, replay=auto_replay(TEN_MINUTES))
+    fail(harness, bank, "a")
+    choose, replayed = policy.next_letters, []
+
+    def take_over(letters: Any, room: int) -> Any:
+        if not replayed:
+            with app.runtime.store.transaction() as tx:
+                tx.sql.run("epoch_bump", {"subscription": 1})
+            replayed.append(replays(harness))
+        else:
+            replayed.append(replays(harness))
+        return choose(letters, room)
+
+    monkeypatch.setattr(policy, "next_letters", take_over)
+    harness.advance("10m")
+    assert replayed == [{"a": 0}] * 3, "chosen, chosen again by the next owner, and asked for"
+    assert bank.calls == ["a"]
+    assert len(app.operate().bulk.recent()) == 1
 
 
 @pytest.mark.parametrize("at", range(1, 6))  # begin, three letters, end

@@ -115,9 +115,9 @@ class Healer:
         with self._store.reading() as tx:
             operation = operation_of(tx, number)
             relapsed = not is_well or tx.sql.one("operation_relapsed", {"id": number}) is not None
-        run = Run(
-            operation.applied, operation.failed, operation.waiting, operation.unasked, operation.cancelled, relapsed
-        )
+            # Whom the breaker of its key has put off holds up nobody else.
+            waiting = operation.waiting - int(tx.sql.value("operation_held", {"id": number, "now": self._clock.now()}))
+        run = Run(operation.applied, operation.failed, waiting, operation.unasked, operation.cancelled, relapsed)
         match healing.step(self.rule, run):
             case healing.Ask(room, pace):
                 return self._ask(operation, seen, room, pace)

@@ -717,6 +717,12 @@ WHERE o.operation = :id AND o.asked = 0 AND o.result IS NULL ORDER BY l.position
 SELECT 1 FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
 WHERE o.operation = :id AND o.result = 'failed' AND l.dependency IS NOT NULL LIMIT 1
 
+-- name: operation_held
+-- How many that were asked for are not to run now: the breaker of their key has put them off.
+SELECT count(*) FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
+WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL AND l.state = 'retrying'
+  AND (l.replaying = 0 OR l.due_at > :now)
+
 -- name: letters_to_heal
 -- Dead letters whose failure may pass, the oldest first; the reasons are those of policy/healing.py, which decides the rest.
 SELECT l.id, l.position, l.lane, l.reason, l.dependency, l.auto_replays, coalesce(l.last_failed_at, l.parked_at), l.rev,

@@ -211,6 +211,7 @@ class Checker:
                 self._fail(f"discarded without being asked: {letter.event}")
             failures, attempts = self.workload.failures[letter.event], self.options.attempts
             excused = self.workload.operating.touched[letter.event] or planned.fate == "versioned"
+            excused = excused or self.workload.came_round(letter.event)  # a replay is one attempt
             exhausted = letter.state == "dead" and letter.reason == "attempts_exhausted"
             if exhausted and failures < attempts and not excused:
                 self._fail(f"attempts: {letter.event} is dead after {failures} failures of {attempts}")

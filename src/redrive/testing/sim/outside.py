@@ -62,7 +62,8 @@ class Outside:
         self._latest: dict[str, Arrival] = {}  # of each event, until what came of it is seen
         self._successes = 0  # of probes, since it is probing
         self._offset = 0.0  # of the wall clock
-        self._asked: set[tuple[int, str]] = set()  # letters that were replayed automatically, by operation
+        self.came_round: set[str] = set()  # events whose letter was replayed automatically
+        self._asked: set[tuple[int, str]] = set()  # the same, by operation
         self._fair_since = 0  # arrivals before this one came by other clocks
 
     def guards(self) -> dict[str, Any]:
@@ -175,6 +176,7 @@ class Outside:
             if passed_over:
                 self.world.fail(f"auto-replay: {event} comes round again before {passed_over}")
         self._asked |= asked
+        self.came_round |= {event for _, event in asked}
 
     def _heed(self) -> None:
         """What is settled of the latest calls: a bad probe opens it, enough good ones close it."""

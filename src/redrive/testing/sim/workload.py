@@ -303,6 +303,10 @@ class Workload:
                     self.world.stop(process)
             await asyncio.sleep(1.0)
 
+    def came_round(self, event: str) -> bool:
+        """Was its letter replayed automatically?"""
+        return self.outside is not None and event in self.outside.came_round
+
     def committed(self, process: Process) -> None:
         self.checker.check(process)
         if self.outside is not None:
