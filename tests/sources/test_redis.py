@@ -218,3 +218,30 @@ def test_what_a_source_cannot_promise_is_refused_with_the_way_out(valkey_url: st
 
 def test_ids_are_numbers() -> None:
     assert sorted(["10-0", "9-0", "9-10", "9-9"], key=id_of) == ["9-0", "9-9", "9-10", "10-0"]
+
+
+def test_the_reading_is_paused_and_resumed_and_nothing_else(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    say(server, 2)
+    shop.harness.run_until_idle()
+    desk, name = shop.app.operate(), "redis:orders"
+    for deed in (
+        lambda: desk.reset(name, "x"),
+        lambda: desk.plan_reset(name),
+        lambda: desk.subscriptions.plan_seek(name, "first"),
+        lambda: desk.subscriptions.seek(name, "first", "x"),
+        lambda: desk.subscriptions.rename(name, "other"),
+        lambda: desk.subscriptions.accept_from_now(name, "x"),
+    ):
+        with pytest.raises(UsageError, match="the reading of a broker"):
+            deed()
+    desk.subscriptions.pause(name)
+    say(server, 2)
+    shop.harness.run_until_idle()
+    assert len(shop.given) == 2
+    desk.subscriptions.resume(name)
+    shop.harness.run_until_idle()
+    assert len(shop.given) == 4
+    desk.reset("write_down", "again")
+    shop.harness.run_until_idle()
+    assert len(shop.given) == 4

@@ -15,7 +15,7 @@ from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.runner.bridge import Bridge
-from redrive.runner.duty import Duty, fence
+from redrive.runner.duty import Duty
 from redrive.runner.loop import Loop
 from redrive.runner.wake import Wake
 from redrive.sources.port import Message, Reader, Source
@@ -47,14 +47,17 @@ class Landing:
         with self.duty.engine.store.reading(snapshot=False) as tx:
             self.duty.refresh(tx)
 
-    def land(self, messages: Sequence[Message]) -> int:
-        """One transaction: the fence, the events that are new, how far we are. How many were new."""
+    def land(self, messages: Sequence[Message]) -> bool:
+        """One transaction: the fence, the events that are new, how far we are. False: there is a pause."""
         duty, engine = self.duty, self.duty.engine
         to = {**self.positions, **{message.partition: message.position for message in messages}}
         # What the broker is told to have landed must have; what it gives again after a power cut need not.
         with engine.store.transaction(durable=self.source.acknowledges) as tx:
-            fence(duty, tx)
+            _, paused, *_ = tx.progress.fence(duty.member, duty.epoch, duty.window.position)
             hit("land.fenced")
+            if paused:
+                duty.paused = True
+                return False
             events = self._new(tx, messages)
             rows: list[Row] = tx.logs.append(duty.subscription.source, events)[0] if events else []
             landed.move(tx.sql, duty.id, to)
@@ -74,7 +77,7 @@ class Landing:
         if rows:
             engine.signals.tell([sig.Appended(duty.subscription.source, len(rows), position)])
             engine.appended(duty.subscription.source)
-        return len(rows)
+        return True
 
     def _new(self, tx: StoreTx, messages: Sequence[Message]) -> list[NewEvent]:
         """The events that the log does not hold yet."""
@@ -118,25 +121,32 @@ class LandingLoop(Loop):
         assert source is not None
         self.source, self.landing = source, Landing(duty, source)
         self._thread = ThreadPoolExecutor(1, "redrive-intake") if threads else None
-        self._idle_reads = 0
 
     async def run(self) -> None:
         await self.bridge.run(self.landing.load)
-        reader = await self._ask(lambda: self.source.open(self.duty.subscription.group))
         try:
             while not self.stopping:
-                await self._round(reader)
+                if self.duty.paused:
+                    await self.renew_if_due()
+                    await self.rest(True, self.pause_length())
+                    await self.bridge.run(self.landing.look)
+                else:
+                    await self._read_on()
         finally:
-            await self._ask(reader.close)
             if self._thread is not None:
                 self._thread.shutdown(wait=False)
 
+    async def _read_on(self) -> None:
+        """Until a stop or a pause. What was read and did not land is read again by whoever opens it next."""
+        reader = await self._ask(lambda: self.source.open(self.duty.subscription.group))
+        try:
+            while not (self.stopping or self.duty.paused):
+                await self._round(reader)
+        finally:
+            await self._ask(reader.close)
+
     async def _round(self, reader: Reader) -> None:
         await self.renew_if_due()
-        if self.duty.paused:
-            await self.rest(True, self.pause_length())
-            await self.bridge.run(self.landing.look)
-            return
         await self.wake.wait(0.0)  # what rings is about the store; the broker is asked anyway
         positions, wait = dict(self.landing.positions), WAIT_SECONDS if self.idle and self._thread else 0.0
         messages = await self._ask(lambda: reader.read(positions, READ_MAX, wait))
@@ -150,8 +160,8 @@ class LandingLoop(Loop):
                 await self.bridge.run(self.landing.look)
             return
         self.idle = False
-        await self.bridge.run(lambda: self.landing.land(messages))
-        if self.source.acknowledges:
+        has_landed = await self.bridge.run(lambda: self.landing.land(messages))
+        if has_landed and self.source.acknowledges:
             await self._ask(lambda: reader.settled(messages))
 
     async def _ask(self, question: Callable[[], T]) -> T:
