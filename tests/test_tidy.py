@@ -43,6 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "tracking": SHARED | {"policy", "store"},  # what comes before the store: a queue, and a file for bad times
     "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
+    "redis": SHARED | {"policy", "sources"},
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
@@ -66,6 +67,7 @@ TYPES_ONLY = {
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
     ("watch", "app"): "health and metrics are of the App they are handed",
     ("subscription", "sinks"): "a delivery holds the sink it is handed",
+    ("subscription", "sources"): "an intake holds the broker it is handed",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
@@ -74,6 +76,7 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 # An integration is imported by a program that has that library already.
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
+    "redis/reading.py": {"redis"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},

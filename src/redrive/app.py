@@ -66,8 +66,7 @@ class App(Declarations):
         env: Env | None = None,
         inline: bool = False,
     ) -> None:
-        super().__init__(Runtime(store, settings, env, inline=inline))
-        self.name = name
+        super().__init__(Runtime(store, settings, env, inline=inline), name)
         self._include, self._lifespan = tuple(include), lifespan
 
     def listen(self, listener: Listener) -> Listener:
@@ -156,10 +155,13 @@ class App(Declarations):
                     f"there is no subscription {name!r}; this app has {', '.join(self.subscriptions) or 'none'}"
                 )
         check_subscriptions(self.runtime.settings, self.subscriptions)
+        chosen = {name for name in self.subscriptions if (wanted is None or name in wanted) and name not in unwanted}
+        fed = {self.subscriptions[name].source for name in chosen} - unwanted  # from a broker: somebody has to fetch it
+        chosen |= {name for name in fed if name in self.subscriptions and self.subscriptions[name].kind == "intake"}
         return [
             _overridden(subscription, self.runtime.settings)
             for name, subscription in self.subscriptions.items()
-            if (wanted is None or name in wanted) and name not in unwanted
+            if name in chosen
         ]
 
     def _supervised(

@@ -18,6 +18,8 @@ from redrive.policy.rules import Rules
 from redrive.runtime import Runtime
 from redrive.sinks.port import Sink
 from redrive.sources.log import Log
+from redrive.sources.port import Source
+from redrive.sources.refusal import guarded
 from redrive.subscription import KeyBy, Order, Subscription, check_breaker, count_arguments
 from redrive.tracking.intake import Patterns
 from redrive.tracking.intake import intake as limited
@@ -32,8 +34,8 @@ DEFAULT_BREAKER = Rule()
 class Declarations:
     """The part of an app that a program is written with."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self.runtime, self.name = runtime, name
         self.subscriptions: dict[str, Subscription] = {}
         self._logs: dict[str, Log] = {}
 
@@ -59,7 +61,7 @@ class Declarations:
 
     def projection(
         self,
-        source: Log,
+        source: Log | Source,
         *types: str | type,
         name: str | None = None,
         tables: Tables = (),
@@ -85,8 +87,9 @@ class Declarations:
             owned = dict(tables) if isinstance(tables, Mapping) else dict.fromkeys(tables)
             self._declare(
                 Subscription(
-                    name or _name(function), "projection", function, _source(source), self._types(types), order, key_by,
-                    start, _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
+                    name or _name(function), "projection", _guarded(source, function, batch=batch),
+                    self._read(source, order), self._types(types), order, key_by, start,
+                    _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
                     arguments=arguments, partitions=_partitions(partitions, order, key_by, function),
                     replay=settled_for(name or _name(function), replay, has_breaker=False),
                 )
@@ -97,7 +100,7 @@ class Declarations:
 
     def on(
         self,
-        source: Log,
+        source: Log | Source,
         *types: str | type,
         name: str | None = None,
         order: Order = "key",
@@ -125,9 +128,10 @@ class Declarations:
             arguments = count_arguments(function, "(event, ctx)")
             self._declare(
                 Subscription(
-                    name or _name(function), "handler", function, _source(source), self._types(types), order, key_by,
-                    start, _policy(retry, conflicts, letters), concurrency=concurrency,
-                    timeout=None if timeout is None else duration(timeout), on_error=on_error, arguments=arguments,
+                    name or _name(function), "handler", _guarded(source, function), self._read(source, order),
+                    self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
+                    concurrency=concurrency, timeout=None if timeout is None else duration(timeout),
+                    on_error=on_error, arguments=arguments,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
                     replay=settled_for(name or _name(function), replay, has_breaker=_is_one(breaker)),
@@ -139,7 +143,7 @@ class Declarations:
 
     def deliver(
         self,
-        source: Log,
+        source: Log | Source,
         *types: str | type,
         to: Sink | Iterable[Sink],
         order: Order = "key",
@@ -161,10 +165,10 @@ class Declarations:
             if not isinstance(sink, Sink):
                 raise UsageError(f"to= takes sinks, such as webhook(url, name=…), not {sink!r}")
             check_type(sink.name)
-            sink.log = _source(source)
+            sink.log = self._read(source, order)
             self._declare(
                 Subscription(
-                    sink.name, "delivery", sink.send, _source(source), self._types(types), order, key_by, start,
+                    sink.name, "delivery", sink.send, sink.log, self._types(types), order, key_by, start,
                     _policy(retry, None, letters), concurrency=1 if order == "total" else concurrency,
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
@@ -184,7 +188,7 @@ class Declarations:
 
     def _declare(self, subscription: Subscription) -> None:
         known = self.subscriptions.get(subscription.name)
-        if known is not None and known.function is not subscription.function:
+        if known is not None and inspect.unwrap(known.function) is not inspect.unwrap(subscription.function):
             raise UsageError(f"two functions are called {subscription.name!r}: give one of them name=")
         if subscription.order not in ("key", "none", "total"):
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
@@ -192,6 +196,25 @@ class Declarations:
             raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = subscription
+
+    def _read(self, source: Any, order: Order) -> str:
+        """The log to read; where the messages of a broker land is decided here, and that somebody has to fetch them."""
+        if isinstance(source, Log):
+            return source.name
+        if not isinstance(source, Source):
+            raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
+        source.check_order(order)
+        known = self.subscriptions.get(source.log)
+        if known is None:
+            self._declare(
+                Subscription(
+                    source.log, "intake", source.open, source.log, order="none", origin=source,
+                    group=f"{self.name}.{source.name}",
+                )
+            )  # fmt: skip
+        elif known.origin is not source:
+            raise UsageError(f"{source.log}: two objects name one {source.scheme} source; make one, and use it twice")
+        return source.log
 
     def _types(self, types: tuple[str | type, ...]) -> tuple[str, ...]:
         names = [item if isinstance(item, str) else self.runtime.types.name_of(item) for item in types]
@@ -202,10 +225,9 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
 
 
-def _source(source: Any) -> str:
-    if not isinstance(source, Log):
-        raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
-    return source.name
+def _guarded(source: Any, function: Callable[..., Any], *, batch: bool = False) -> Callable[..., Any]:
+    """What a broker gives may be no event at all."""
+    return function if isinstance(source, Log) else guarded(function, batch=batch)
 
 
 def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[..., Any]) -> int:

@@ -25,6 +25,16 @@ class EventError(RedriveError):
 class Undecodable(EventError):
     """The stored bytes do not fit the event's type."""
 
+    reason = "undecodable"
+
+
+class Refused(Undecodable):
+    """What a broker gave is not an event that a function could be called with; `reason` says in a word why."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
 
 class BadKey(EventError):
     """`key_by` gave no usable key for this event."""
@@ -70,6 +80,10 @@ class Fenced(StoreError):
 
 class Halted(StoreError):
     """The subscription must not go on until somebody looked; the message says why."""
+
+
+class SourceDown(StoreError):
+    """A broker cannot be reached, or does not answer; it is tried again."""
 
 
 class BugError(RedriveError):

@@ -97,7 +97,7 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, gc=False):  # 
             self.type,
             self.key,
             self.version,
-            self.schema,
+            self.schema or 1,  # what a broker gave and was no event is one now
             self.time_us,
             self.headers_raw,
             raw,

@@ -29,6 +29,9 @@ NAMES = (
     "due.taken",  # scheduled events have left their table and are not appended yet
     "due.before_commit",
     "due.committed",
+    "land.fenced",  # messages of a broker are in memory
+    "land.before_commit",
+    "land.committed",  # the broker does not know it yet
     "lease.before_commit",
     "lease.committed",
     "release.before_commit",

@@ -23,6 +23,7 @@ from redrive.settings import LetterSettings
 
 if TYPE_CHECKING:
     from redrive.sinks.port import Sink
+    from redrive.sources.port import Source
 
 Order = Literal["key", "none", "total"]
 KeyBy = str | Callable[[Event[Any]], str | None] | None
@@ -34,7 +35,7 @@ class Subscription:
     """One function on one log. Identity is the name; everything else may change under the rules of `enroll`."""
 
     name: str
-    kind: Literal["projection", "handler", "delivery"]
+    kind: Literal["projection", "handler", "delivery", "intake"]
     function: Callable[..., Any]
     source: str
     types: tuple[str, ...] = ()
@@ -52,6 +53,8 @@ class Subscription:
     breaker: Rule | None = None
     limit: Bucket | None = None
     sink: Sink | None = None  # of a delivery
+    origin: Source | None = None  # of an intake: the broker whose messages land in its log
+    group: str = ""  # of an intake: on whose behalf it reads
     replay: AutoReplay | None = None  # dead letters that are replayed automatically
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)

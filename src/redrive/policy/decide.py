@@ -70,8 +70,8 @@ def decide(
             return act.Ignore(reason)
         case out.Rejected(failure):
             return _bury(act.REJECTED, failure, call)
-        case out.Unreadable(failure):
-            return _bury(act.UNDECODABLE, failure, call)
+        case out.Unreadable(failure, reason):
+            return _bury(reason, failure, call)
         case out.Unkeyed(failure):
             return _bury(act.BAD_KEY, failure, call)
         case out.Postponed(failure, after):

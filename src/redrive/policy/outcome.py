@@ -52,6 +52,7 @@ class Unreadable:
     """The stored bytes do not fit the event's type; the function was not called."""
 
     failure: Failure
+    reason: str = "undecodable"
 
 
 @dataclass(frozen=True, slots=True)

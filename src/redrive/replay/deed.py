@@ -112,6 +112,16 @@ def find(tx: StoreTx, name: str) -> Subscribed:
     return row
 
 
+def need_function(row: Subscribed) -> Subscribed:
+    """Refuse to move the reading of a broker: what it has landed is in the log, and would not land again."""
+    if row.kind == "intake":
+        raise UsageError(
+            f"{row.name!r} is the reading of a broker, which can be paused and resumed, and nothing else; "
+            f"rebuild or seek the subscriptions that read log {row.source!r}"
+        )
+    return row
+
+
 def need_reason(action: str, reason: str) -> None:
     """What cannot be taken back easily is not done without saying why."""
     if not reason.strip():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from redrive.errors import UsageError
 from redrive.failpoints import hit
-from redrive.replay.deed import Operator, find, need_reason
+from redrive.replay.deed import Operator, find, need_function, need_reason
 from redrive.replay.rewind import take_back
 from redrive.store.filters import Asked
 from redrive.store.port import Store, StoreTx, Subscribed
@@ -59,7 +59,7 @@ class ResetPlan:
 def plan_reset(store: Store, name: str, declared: Subscription | None = None) -> ResetPlan:
     """What a reset would do, without doing it."""
     with store.reading() as tx:
-        row = find(tx, name)
+        row = need_function(find(tx, name))
         check_whole(tx, row, tx.progress.filters(row.id)[0][0])
         letters = tx.letters.counts(row.id)
         tables = tables_of(tx.sql, row.id) if declared is None else declared.tables
@@ -85,7 +85,7 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
     """
     need_reason("reset", reason)
     with operator.store.transaction() as tx:
-        row = find(tx, name)
+        row = need_function(find(tx, name))
         tx.progress.lock(row.id)
         if declared is not None and (declared.source, declared.kind) != (row.source, row.kind):
             raise UsageError(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from redrive.errors import EventError, UsageError
 from redrive.event import check_type, from_row
 from redrive.replay import seek
-from redrive.replay.deed import Nothing, Operator, find, need_reason
+from redrive.replay.deed import Nothing, Operator, find, need_function, need_reason
 from redrive.replay.letters import KeyOf
 from redrive.replay.seek import Sought
 from redrive.store.filters import change_filter
@@ -46,7 +46,7 @@ class SubscriptionDesk:
         with self._acting(old) as (tx, row):
             if tx.progress.find(new) is not None:
                 raise UsageError(f"there is a subscription {new!r} already; it has its own progress")
-            keep_identity(tx, row)
+            keep_identity(tx, need_function(row))
             tx.sql.run("subscription_rename", {"old": old, "new": new})
             self._operator.audit(tx, "rename", new, old, reason, {"old": old, "new": new})
         self._operator.tell("rename", new, old)
@@ -57,7 +57,7 @@ class SubscriptionDesk:
         types = self._declaration(name).types if types is None else types
         with self._acting(name) as (tx, row):
             former = tx.progress.filters(row.id)[-1][1]
-            position = change_filter(tx, row, sorted(types))
+            position = change_filter(tx, need_function(row), sorted(types))
             details = {"former": former, "types": sorted(types)}
             self._operator.audit(tx, "accept-from-now", name, f"position {position}", reason, details)
         self._operator.tell("accept-from-now", name, f"position {position}")
@@ -82,7 +82,7 @@ class SubscriptionDesk:
     def plan_seek(self, name: str, to: int | str) -> Sought:
         """What `seek` would do now."""
         with self._operator.store.reading() as tx:
-            return seek.plan(tx, find(tx, name), to)
+            return seek.plan(tx, need_function(find(tx, name)), to)
 
     def seek(self, name: str, to: int | str, reason: str, agreed: Sought | None = None) -> Sought:
         """Go to a position, a time, "first" or "now". Back: events come round again. Forward: given up, audited.
@@ -91,7 +91,7 @@ class SubscriptionDesk:
         """
         need_reason("seek", reason)
         with self._acting(name) as (tx, row):
-            done = seek.plan(tx, row, to if agreed is None else agreed.position)
+            done = seek.plan(tx, need_function(row), to if agreed is None else agreed.position)
             if agreed is not None and (done.position < done.was) != (agreed.position < agreed.was):
                 raise UsageError(
                     f"{name!r} has moved from position {agreed.was} to {done.was} meanwhile; pause it, and look again"

@@ -141,7 +141,7 @@ def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 
         case RetryLater(after=after):
             return out.Postponed(describe(error, limit), after)
         case Undecodable():
-            return out.Unreadable(describe(error, limit))
+            return out.Unreadable(describe(error, limit), error.reason)
         case BadKey():
             return out.Unkeyed(describe(error, limit))
         case VersionConflict():

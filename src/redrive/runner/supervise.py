@@ -21,6 +21,7 @@ from redrive.runner.bridge import Bridge
 from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
 from redrive.runner.healing import Heal, Healing
+from redrive.runner.land import LandingLoop
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
 from redrive.runner.roster import Roster
 from redrive.runner.scheduling import Scheduler
@@ -230,6 +231,8 @@ class Supervisor:
         loop: Loop
         if duty.subscription.kind == "projection":
             loop = ProjectionLoop(duty, self.bridge, wake)
+        elif duty.subscription.origin is not None:
+            loop = LandingLoop(duty, self.bridge, wake, threads=self._threads)
         else:
             kind = HandlerLoop if duty.subscription.sink is None else DeliveryLoop
             loop = kind(duty, self.bridge, wake, threads=self._threads)

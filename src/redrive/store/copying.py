@@ -55,6 +55,7 @@ TABLES = (
     Table("notes", "copy_notes", "paste_notes"),
     Table("controls", "copy_controls", "paste_controls"),
     Table("scheduled", "copy_scheduled", "paste_scheduled"),
+    Table("landed", "copy_landed", "paste_landed", _TWO_NUMBERS),
     Table("audit", "copy_audit", "paste_audit"),
     Table("meta", "copy_meta", "meta_set", _TEXT),
 )

@@ -838,6 +838,7 @@ UNION ALL SELECT 'notes', count(*) FROM redrive_notes
 UNION ALL SELECT 'controls', count(*) FROM redrive_controls
 UNION ALL SELECT 'audit', count(*) FROM redrive_audit
 UNION ALL SELECT 'scheduled', count(*) FROM redrive_scheduled
+UNION ALL SELECT 'landed', count(*) FROM redrive_landed
 
 -- name: copy_logs
 SELECT id, name FROM redrive_logs WHERE id > ? ORDER BY id LIMIT ?
@@ -1162,3 +1163,19 @@ FROM redrive_scheduled WHERE seq > ? ORDER BY seq LIMIT ?
 -- name: paste_scheduled
 INSERT INTO redrive_scheduled (seq, log, id, type, key, schema, time_us, headers, data, due_at, set_at, delay)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- ---------------------------------------------------------------- landing
+
+-- name: landed_all
+SELECT partition, position FROM redrive_landed WHERE subscription = :subscription
+
+-- name: landed_put
+INSERT INTO redrive_landed (subscription, partition, position) VALUES (?, ?, ?)
+ON CONFLICT (subscription, partition) DO UPDATE SET position = excluded.position
+
+-- name: copy_landed
+SELECT subscription, partition, position FROM redrive_landed WHERE (subscription, partition) > (?, ?)
+ORDER BY subscription, partition LIMIT ?
+
+-- name: paste_landed
+INSERT INTO redrive_landed (subscription, partition, position) VALUES (?, ?, ?)

@@ -82,7 +82,7 @@ class Server:
         self._data = self._folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         try:
             self._run("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
             self.start()
@@ -268,7 +268,7 @@ def _wheel() -> Path:
     return Path(spec.origin).parent / INSTALLED / "bin"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -500,3 +500,8 @@ SELECT set_config('lock_timeout', ?, true)
 -- How large the store is.
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'redrive' AND c.relkind = 'r'
+
+-- ---------------------------------------------------------------- landing
+
+-- name: events_known
+SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT jsonb_array_elements_text(:ids::jsonb))

@@ -513,3 +513,10 @@ CREATE TABLE redrive.scheduled (                    -- events that are appended 
 CREATE UNIQUE INDEX scheduled_id ON redrive.scheduled (log, id);
 CREATE INDEX scheduled_due ON redrive.scheduled (due_at, seq);
 CREATE INDEX scheduled_set ON redrive.scheduled (set_at) WHERE delay IS NOT NULL;
+
+CREATE TABLE redrive.landed (                       -- how far the partitions of a broker have landed in their log
+    subscription bigint NOT NULL,
+    partition    bigint NOT NULL,
+    position     text COLLATE "C" NOT NULL,         -- in the broker's own words
+    PRIMARY KEY (subscription, partition)
+);

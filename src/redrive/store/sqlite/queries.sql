@@ -497,3 +497,8 @@ DELETE FROM redrive_buckets WHERE name > :low AND name < :high AND full_at <= :n
 -- name: metrics_bytes
 -- How large the store is.
 SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()
+
+-- ---------------------------------------------------------------- landing
+
+-- name: events_known
+SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT value FROM json_each(:ids))

@@ -414,3 +414,10 @@ CREATE TABLE redrive_scheduled (                    -- events that are appended 
 CREATE UNIQUE INDEX redrive_scheduled_id ON redrive_scheduled (log, id);
 CREATE INDEX redrive_scheduled_due ON redrive_scheduled (due_at, seq);
 CREATE INDEX redrive_scheduled_set ON redrive_scheduled (set_at) WHERE delay IS NOT NULL;
+
+CREATE TABLE redrive_landed (                       -- how far the partitions of a broker have landed in their log
+    subscription INTEGER NOT NULL,
+    partition    INTEGER NOT NULL,
+    position     TEXT NOT NULL,                     -- in the broker's own words
+    PRIMARY KEY (subscription, partition)
+) WITHOUT ROWID;

@@ -1,0 +1,16 @@
+"""Ids of stream entries: two numbers, compared as numbers. As texts, 9-0 comes after 10-0."""
+
+from __future__ import annotations
+
+Id = tuple[int, int]
+FIRST = "0-0"
+
+
+def id_of(text: str | bytes) -> Id:
+    """The id of an entry.
+
+    >>> id_of("9-0") < id_of("10-0")
+    True
+    """
+    milliseconds, _, number = (text.decode() if isinstance(text, bytes) else text).partition("-")
+    return int(milliseconds), int(number or 0)

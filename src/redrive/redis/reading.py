@@ -1,0 +1,281 @@
+"""Reading streams: in order from a place that the store keeps, or through a consumer group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import redis
+
+from redrive.errors import Halted, SourceDown
+from redrive.redis.ids import FIRST, id_of
+from redrive.sources.codec import Place as Origin
+from redrive.sources.port import Message, Positions, Reader
+from redrive.sources.refusal import LOST, refusal
+
+if TYPE_CHECKING:
+    from redrive.redis.stream import Stream
+
+Entry = tuple[bytes, Mapping[bytes, bytes] | None]
+CONSUMER = "redrive"  # one owner at a time: whoever takes over has the pending entries of the one before
+CLAIM_MAX = 100
+
+
+class _Reader(Reader):
+    def __init__(self, stream: Stream, group: str) -> None:
+        self.stream, self.group = stream, group
+        with self.asking():
+            self.server = stream.connect()
+
+    def close(self) -> None:
+        self.server.close()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Whatever is wrong with the server or the way to it is told in our words."""
+        try:
+            yield
+        except (redis.RedisError, OSError) as error:
+            raise SourceDown(f"{self.stream.log}: {type(error).__name__}: {error}") from error
+
+    def message(self, partition: int, entry: Entry) -> Message:
+        """An entry as an event, or as the refusal that stands for it."""
+        stream, (where, fields) = self.stream, entry
+        position = where.decode()
+        place = Origin(f"{stream.streams[partition]}:{position}"[-200:], stream.name, None, id_of(position)[0] * 1_000)
+        if not fields:  # handed out once, and deleted since: every entry has fields
+            return self.lost(partition, position, f"entry {position} was deleted before it was read")
+        named = {name.decode("utf-8", "backslashreplace"): value for name, value in fields.items()}
+        event, has_id = stream.codec.decode(named, named.get(stream.codec.data), place)
+        return Message(partition, position, event, has_id)
+
+    def lost(self, partition: int, position: str, why: str) -> Message:
+        """What the server does not have any more is told, in its place."""
+        stream = self.stream
+        event = refusal(
+            LOST, f"{stream.streams[partition]}: {why}", id=f"{stream.streams[partition]}:{position}:lost"[-200:],
+            type=stream.name, key=None, time_us=id_of(position.partition("+")[0])[0] * 1_000,
+        )  # fmt: skip
+        return Message(partition, position, event, True)
+
+    def describe(self, stream: str) -> Census:
+        """What the server says of a stream."""
+        try:
+            return Census.of(self.server.xinfo_stream(stream))
+        except redis.ResponseError as error:
+            return Census.of(error)
+
+
+class Place(NamedTuple):
+    """How far a stream was read: the last entry, and how many were ever added up to it, where the server counts."""
+
+    id: str
+    number: int | None
+
+    @classmethod
+    def of(cls, text: str) -> Place:
+        """As the store has it."""
+        id, _, count = text.partition(";")
+        return cls(id, int(count) if count else None)
+
+    def __str__(self) -> str:
+        return self.id if self.number is None else f"{self.id};{self.number}"
+
+    def after(self, id: str, more: int) -> Place:
+        """So many entries further."""
+        return Place(id, None if self.number is None else self.number + more)
+
+
+class Census(NamedTuple):
+    """What a server says of a stream."""
+
+    newest: str
+    oldest: str | None  # None: it is empty
+    deleted: str  # the last one that was taken out of the middle
+    length: int
+    added: int | None  # ever; servers before 7.0 do not count
+
+    @classmethod
+    def of(cls, state: Any) -> Census:
+        """An answer to XINFO STREAM."""
+        if isinstance(state, redis.ResponseError) and "no such key" in str(state).lower():
+            return cls(FIRST, None, FIRST, 0, None)
+        if isinstance(state, redis.RedisError):
+            raise state
+        first = state.get("first-entry")
+        return cls(
+            _text(state["last-generated-id"]), None if first is None else _text(first[0]),
+            _text(state.get("max-deleted-entry-id", FIRST)), state["length"], state.get("entries-added"),
+        )  # fmt: skip
+
+    @property
+    def gone(self) -> int | None:
+        """How many are not there any more."""
+        return None if self.added is None else self.added - self.length
+
+
+class OrderedReader(_Reader):
+    """From where the store says, one entry after the other."""
+
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+        names = self.stream.streams
+        with self.asking():
+            states, found = self._look(names, {number: positions.get(number) for number in range(len(names))}, limit)
+            messages: list[Message] = []
+            ids = {}
+            for number, name in enumerate(names):
+                place = self._place(positions.get(number), states[number])
+                lost = self._compare(number, name, place, states[number])
+                if lost is not None:
+                    messages.append(lost)
+                    place = Place.of(lost.position)
+                entries = found.get(name.encode(), [])
+                messages += self._number(number, entries, place)
+                if len(entries) < limit and messages and messages[-1].partition == number:
+                    last = messages[-1]  # there are no more: now the count is known, whatever was deleted
+                    at = Place(Place.of(last.position).id, states[number].added)
+                    messages[-1] = last._replace(position=str(at))
+                ids[name] = place.id
+            if not messages and wait > 0:
+                later = _by_name(self.server.xread(ids, count=limit, block=round(wait * 1000)))  # type: ignore[arg-type]
+                for number, name in enumerate(names):
+                    place = self._place(positions.get(number), states[number])
+                    messages += self._number(number, later.get(name.encode(), []), place)
+        return messages
+
+    def _look(
+        self, names: list[str], positions: Mapping[int, str | None], limit: int
+    ) -> tuple[list[Census], dict[bytes, list[Entry]]]:
+        """What the server has, and the next entries: of one moment, so that nobody trims in between."""
+        pipe = self.server.pipeline(transaction=True)
+        for name in names:
+            pipe.xinfo_stream(name)
+        ids = {name: Place.of(positions[number] or FIRST).id for number, name in enumerate(names)}
+        pipe.xread(ids, count=limit)  # type: ignore[arg-type]
+        *states, found = pipe.execute(raise_on_error=False)
+        if isinstance(found, redis.RedisError):
+            raise found
+        return [Census.of(state) for state in states], _by_name(found)
+
+    def _place(self, position: str | None, census: Census) -> Place:
+        """Where we are; what was gone before we came is not ours to miss."""
+        return Place(FIRST, census.gone) if position is None else Place.of(position)
+
+    def _number(self, partition: int, entries: list[Entry], place: Place) -> list[Message]:
+        found = []
+        for more, entry in enumerate(entries, 1):
+            message = self.message(partition, entry)
+            found.append(message._replace(position=str(place.after(message.position, more))))
+        return found
+
+    def settled(self, messages: Sequence[Message]) -> None:
+        """The place in the store is all there is to it."""
+
+    def _compare(self, number: int, name: str, place: Place, census: Census) -> Message | None:
+        """Has the server lost what we have read, or deleted what we have not?"""
+        if id_of(census.newest) < id_of(place.id):
+            raise Halted(
+                f"{self.stream.log}: {place.id} was read from stream {name!r}, but its newest entry is "
+                f"{census.newest}: was the server emptied, or a backup restored? Bring back what it had"
+            )
+        if id_of(census.deleted) > id_of(place.id):
+            why = f"entries up to {census.deleted} were deleted, and not all of them had been read"
+            return self.lost(number, census.deleted, why)._replace(position=str(place))
+        trimmed = census.oldest is None or id_of(census.oldest) > id_of(place.id)
+        if trimmed and place.number is not None and census.added is not None:
+            missing = census.added - place.number - census.length
+            if missing > 0:
+                why = f"{missing} entries after {place.id} were trimmed before they were read"
+                return self.lost(number, f"{place.id}+{missing}", why)._replace(
+                    position=str(place.after(place.id, missing))
+                )
+        return None
+
+
+class GroupReader(_Reader):
+    """Own pending entries first, then new ones; now and then what others have left behind."""
+
+    def __init__(self, stream: Stream, group: str) -> None:
+        super().__init__(stream, group)
+        self._pending: str | None = FIRST  # from where on our own pending entries are still to be read
+        self._claim_at = 0.0
+        self._made = False
+
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+        with self.asking():
+            if not self._made:
+                self._make(positions)
+            try:
+                return self._read(limit, wait)
+            except redis.ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                self._made, self._pending = False, FIRST  # the server was emptied, or somebody deleted the group
+                self._make(positions)
+                return self._read(limit, wait)
+
+    def _make(self, positions: Positions) -> None:
+        """The group, from the last entry that has landed on: never from `$`, which would pass over what came since."""
+        name = self.stream.name
+        start = positions.get(0, FIRST)
+        census = self.describe(name)
+        if id_of(census.newest) < id_of(start):
+            start = FIRST  # another stream of that name: what has landed is recognised by its id
+        try:
+            self.server.xgroup_create(name, self.group, id=start, mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._made = True
+
+    def _read(self, limit: int, wait: float) -> Sequence[Message]:
+        if self._pending is not None:
+            found = list(_by_stream(self.server.xreadgroup(
+                self.group, CONSUMER, {self.stream.name: self._pending}, count=limit
+            )))  # fmt: skip
+            entries = found[0][1] if found else []
+            self._pending = entries[-1][0].decode() if entries else None
+            if entries:
+                return [self.message(0, entry) for entry in entries]
+        if time.monotonic() >= self._claim_at:
+            self._claim_at = time.monotonic() + self.stream.min_idle / 2
+            if left := self._claim():
+                return left
+        block = max(1, round(wait * 1000)) if wait > 0 else None
+        found = list(_by_stream(self.server.xreadgroup(
+            self.group, CONSUMER, {self.stream.name: ">"}, count=limit, block=block
+        )))  # fmt: skip
+        return [self.message(0, entry) for _, entries in found for entry in entries]
+
+    def _claim(self) -> list[Message]:
+        """What a consumer took and did not finish; the ids of what was deleted meanwhile are told by newer servers."""
+        answer: Any = self.server.xautoclaim(
+            self.stream.name, self.group, CONSUMER, min_idle_time=round(self.stream.min_idle * 1000), count=CLAIM_MAX
+        )
+        entries = [entry for entry in answer[1] if entry[0] is not None]
+        deleted = answer[2] if len(answer) > 2 else []
+        return [self.message(0, entry) for entry in entries] + [self.message(0, (id, None)) for id in deleted]
+
+    def settled(self, messages: Sequence[Message]) -> None:
+        with self.asking():
+            self.server.xack(self.stream.name, self.group, *[message.position for message in messages])
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _by_name(found: Any) -> dict[bytes, list[Entry]]:
+    return dict(_by_stream(found))
+
+
+def _by_stream(found: Any) -> Iterator[tuple[bytes, list[Entry]]]:
+    """What XREAD and XREADGROUP answer, in both versions of the protocol."""
+    if isinstance(found, dict):
+        for name, lists in found.items():
+            yield name, [entry for entries in lists for entry in entries]
+    else:
+        for name, entries in found or ():
+            yield name, entries

@@ -1,0 +1,81 @@
+"""A Redis or Valkey stream as a source.
+
+With `partitions=` it is read in order by one owner, who keeps its place in the store: nothing is acknowledged, nobody
+else is disturbed, and a key's events arrive as they were written. Without, it is read through a consumer group, beside
+whoever else reads in it; a group hands out entries in nobody's order, so `order="none"` is all that it allows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redrive.errors import UsageError
+from redrive.event import check_type
+from redrive.policy.partitions import PARTITIONS_MAX
+from redrive.sources.codec import Codec, Format
+from redrive.sources.port import Reader, Source
+from redrive.units import duration
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+MIN_IDLE = "60s"
+
+
+class Stream(Source):
+    """One stream, or the `partitions` streams NAME:0, NAME:1, …; source and target.
+
+    >>> Stream("redis://localhost", "orders", partitions=1).ordered
+    True
+    """
+
+    scheme = "redis"
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        partitions: int | None = None,
+        min_idle: str | float = MIN_IDLE,
+        format: Format = "auto",
+        codec: Codec | None = None,
+    ) -> None:
+        check_type(name)
+        if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
+            raise UsageError(f"{name}: partitions={partitions!r}; give a number from 1 to {PARTITIONS_MAX:,}")
+        self.url, self.name = url, name
+        self.ordered, self.acknowledges = partitions is not None, partitions is None
+        self.partitions = partitions or 1
+        self.min_idle, self.codec = duration(min_idle), codec or Codec(format)
+
+    @property
+    def streams(self) -> list[str]:
+        """The keys of the server that it reads."""
+        return [self.name] if self.partitions == 1 else [f"{self.name}:{n}" for n in range(self.partitions)]
+
+    def check_order(self, order: str) -> None:
+        """A group hands out entries in nobody's order."""
+        if not self.ordered and order != "none":
+            raise UsageError(
+                f'stream {self.name!r}: order="{order}" cannot be kept when a consumer group hands out the entries. '
+                f'Say order="none"; or Stream(…, partitions=1), which reads the stream in order, for this program alone'
+            )
+        if order == "total" and self.partitions > 1:
+            raise UsageError(
+                f'stream {self.name!r}: {self.partitions} streams have no common order; order="key" they have'
+            )
+
+    def connect(self) -> Redis:
+        """A connection of its own."""
+        import redis
+
+        return redis.Redis.from_url(self.url, socket_connect_timeout=5.0, socket_timeout=30.0, health_check_interval=0)
+
+    def open(self, group: str) -> Reader:
+        """Read in order, or through the group."""
+        from redrive.redis.reading import GroupReader, OrderedReader
+
+        kind: Any = OrderedReader if self.ordered else GroupReader
+        reader: Reader = kind(self, group)
+        return reader

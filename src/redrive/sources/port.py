@@ -1,0 +1,70 @@
+"""The source port: a broker whose messages land in a log of the store, each once, before anybody sees them.
+
+A broker is read by one owner at a time. What it has read is written to the landing log together with how far that
+was; the broker hears of it afterwards. From there on an event is like any other: its order, its letters and its
+replays are those of a log.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from redrive.event import NewEvent
+
+Positions = Mapping[int, str]  # by partition, the last message that has landed, in the broker's own words
+
+
+class Message(NamedTuple):
+    """One message of a broker, as the event it becomes."""
+
+    partition: int
+    position: str
+    event: NewEvent
+    has_id: bool  # the producer gave it its id; else it is made of the position
+
+
+class Reader(ABC):
+    """An open connection that reads for one owner. Every method may block, and none is called at the same time."""
+
+    @abstractmethod
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+        """The next messages, waiting for the first of them for so many seconds at most.
+
+        Halted if the broker has lost what it must not lose; SourceDown if it cannot be reached.
+        """
+
+    @abstractmethod
+    def settled(self, messages: Sequence[Message]) -> None:
+        """These have landed for good. May be lost, may be repeated."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class Source(ABC):
+    """A broker's stream or topic, as a program names it: source, and target."""
+
+    scheme: str
+    name: str
+    partitions: int
+    ordered: bool  # does it arrive in the order in which each key was written?
+    acknowledges: bool  # does the broker forget what it was told to have landed?
+
+    @abstractmethod
+    def open(self, group: str) -> Reader:
+        """Connect for reading, on behalf of this group."""
+
+    @property
+    def log(self) -> str:
+        """The log where its messages land."""
+        return f"{self.scheme}:{self.name}"
+
+    @abstractmethod
+    def check_order(self, order: str) -> None:
+        """Refuse what cannot be promised of what comes from here."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"

@@ -1,0 +1,26 @@
+"""How far each partition of a broker has landed, and which of its messages are in the log already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from redrive.codec import to_json
+from redrive.store.sql import Row, Sql
+
+
+def positions(sql: Sql, subscription: int) -> dict[int, str]:
+    """By partition, the last message that has landed."""
+    return dict(sql.all("landed_all", {"subscription": subscription}))
+
+
+def move(sql: Sql, subscription: int, to: Mapping[int, str]) -> None:
+    """These have landed, in the transaction that holds their events."""
+    sql.many("landed_put", [(subscription, partition, position) for partition, position in to.items()])
+
+
+def known(sql: Sql, log: int, ids: Sequence[str]) -> dict[str, Row]:
+    """Those of these ids that the log holds, with their type, key, schema and data."""
+    if not ids:
+        return {}
+    rows: Iterable[Row] = sql.all("events_known", {"log": log, "ids": to_json([*ids]).decode()})
+    return {row[0]: row[1:] for row in rows}

@@ -1,0 +1,247 @@
+"""Redis and Valkey streams as sources: each entry lands once, in order where that is promised, or becomes a letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from redrive import App, Event, Tx, UsageError
+from redrive.redis import Stream
+from redrive.redis.ids import id_of
+from redrive.testing import Harness
+from redrive.testing.failpoints import FailpointHit, failpoint
+
+ORDERED = {"partitions": 1}
+GROUP: dict[str, Any] = {}
+WAYS = pytest.mark.parametrize("way", [ORDERED, GROUP], ids=["in order", "through a group"])
+
+
+def say(server: Any, n: int, stream: str = "orders", **more: Any) -> list[str]:
+    """So many entries; their ids."""
+    return [
+        server.xadd(stream, {"type": "order.placed", "key": f"k{i % 3}", "data": f'{{"n": {i}}}', **more}).decode()
+        for i in range(n)
+    ]
+
+
+class Shop:
+    """An app on one stream that writes down what it was given."""
+
+    def __init__(self, url: str, store: str | None, **how: Any) -> None:
+        self.app = App("/nonexistent/x.db", name="shop")
+        self.stream = Stream(url, "orders", **how)
+        order = "key" if self.stream.ordered else "none"
+
+        @self.app.projection(self.stream, order=order, tables={"given": "id TEXT, key TEXT, said TEXT"})
+        def write_down(event: Event[Any], tx: Tx) -> None:
+            tx.execute(
+                "INSERT INTO given VALUES (:id, :key, :said)",
+                {"id": event.id, "key": event.key, "said": str(event.data)},
+            )
+
+        self.harness = Harness(self.app, store)
+
+    @property
+    def given(self) -> list[Any]:
+        with self.app.reader() as tx:
+            return [tuple(row) for row in tx.execute("SELECT id, key, said FROM given").fetchall()]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [letter.reason for letter in self.app.operate().letters.list()]
+
+
+@pytest.fixture
+def shops(valkey_url: str, server: Any, backend: str | None) -> Iterator[Any]:
+    """Make shops on one store; at the end the books must balance."""
+    made: list[Shop] = []
+
+    def make(**how: Any) -> Shop:
+        made.append(Shop(valkey_url, backend, **how))
+        return made[-1]
+
+    yield make
+    for shop in made:
+        assert [verdict for verdict in shop.app.operate().verify() if not verdict.sound] == []
+        shop.harness.close()
+
+
+@WAYS
+def test_every_entry_is_applied_once_and_as_it_was_written(shops: Any, server: Any, way: dict[str, Any]) -> None:
+    shop, ids = shops(**way), say(server, 30)
+    shop.harness.run_until_idle()
+    shop.harness.run_until_idle()
+    expected = [(f"orders:{id}", f"k{i % 3}", str({"n": i})) for i, id in enumerate(ids)]
+    assert shop.given == expected
+    ids += say(server, 5)
+    shop.harness.run_until_idle()
+    assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
+
+
+@WAYS
+@pytest.mark.parametrize("place", ["land.fenced", "land.before_commit", "land.committed"])
+def test_a_death_at_any_step_neither_loses_nor_doubles(
+    shops: Any, server: Any, way: dict[str, Any], place: str
+) -> None:
+    shop, ids = shops(**way), say(server, 10)
+    with failpoint(place, FailpointHit):
+        shop.harness.run_until_idle()
+    shop.harness.advance("1m")
+    assert sorted(id for id, _, _ in shop.given) == sorted(f"orders:{id}" for id in ids)
+    if not shop.stream.ordered:
+        assert server.xpending("orders", "shop.orders")["pending"] == 0
+
+
+@WAYS
+def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: Any, way: dict[str, Any]) -> None:
+    shop = shops(**way)
+    server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})
+    server.xadd("orders", {"type": "two words", "data": "1"})
+    server.xadd("orders", {b"type": b"\xff", b"data": b"1"})
+    say(server, 1)
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["undecodable"] * 3
+    assert len(shop.given) == 1
+    letter = shop.app.operate().letters.list()[0]
+    assert "no event" in letter.error_message
+
+
+@WAYS
+def test_a_producers_id_is_taken_once_and_another_payload_under_it_is_shown(
+    shops: Any, server: Any, way: dict[str, Any]
+) -> None:
+    shop = shops(**way)
+    for n in (1, 1, 2, 2):
+        server.xadd("orders", {"id": "order-1", "data": f'{{"n": {n}}}'})
+        shop.harness.run_until_idle()
+    assert shop.given == [("order-1", None, "{'n': 1}")]
+    assert shop.reasons == ["id_collision", "id_collision"]
+
+
+def test_fields_without_data_are_the_data(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    server.xadd("orders", {"customer": "7", "city": "Köln"})
+    shop.harness.run_until_idle()
+    assert [said for _, _, said in shop.given] == ["{'customer': '7', 'city': 'Köln'}"]
+
+
+def test_cloud_events_are_understood_in_both_forms(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    head = {"specversion": "1.0", "id": "a", "source": "/x", "type": "order.placed", "subject": "k"}
+    server.xadd("orders", {**{f"ce_{name}": text for name, text in head.items()}, "data": '{"n": 1}'})
+    line = '{"specversion":"1.0","id":"b","source":"/x","type":"order.placed","subject":"k","data":{"n":2}}'
+    server.xadd("orders", {"data": line})
+    shop.harness.run_until_idle()
+    assert shop.given == [("a", "k", "{'n': 1}"), ("b", "k", "{'n': 2}")]
+
+
+def test_entries_that_were_trimmed_before_they_were_read_are_told(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    say(server, 3)
+    shop.harness.run_until_idle()
+    say(server, 5)
+    server.xtrim("orders", maxlen=2, approximate=False)
+    shop.harness.run_until_idle()
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["lost_at_source"]
+    assert [said for _, _, said in shop.given] == [str({"n": n}) for n in (0, 1, 2, 3, 4)]
+
+
+def test_pending_entries_that_were_deleted_are_told(shops: Any, server: Any) -> None:
+    shop = shops(**GROUP)
+    ids = say(server, 2)
+    server.xgroup_create("orders", "shop.orders", id="0")
+    server.xreadgroup("shop.orders", "redrive", {"orders": ">"})  # an owner that died before anything landed
+    server.xdel("orders", ids[0])
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["lost_at_source"]
+    assert [id for id, _, _ in shop.given] == [f"orders:{ids[1]}"]
+    assert server.xpending("orders", "shop.orders")["pending"] == 0
+
+
+def test_what_a_consumer_left_behind_is_claimed(shops: Any, server: Any) -> None:
+    shop, ids = shops(min_idle=0.0), say(server, 4)
+    server.xgroup_create("orders", "shop.orders", id="0")
+    server.xreadgroup("shop.orders", "somebody else", {"orders": ">"}, count=3)
+    shop.harness.run_until_idle()
+    assert sorted(id for id, _, _ in shop.given) == sorted(f"orders:{id}" for id in ids)
+
+
+def test_a_server_that_was_emptied_halts_who_reads_in_order(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    say(server, 3)
+    shop.harness.run_until_idle()
+    server.flushall()
+    server.xadd("orders", {"data": "1"}, id="1-1")
+    shop.harness.run_until_idle()
+    halted = next(row.halted for row in shop.app.operate().status() if row.subscription == "redis:orders")
+    assert "was the server emptied" in (halted or "")
+    assert len(shop.given) == 3
+
+
+def test_a_group_that_is_gone_is_made_again_where_it_was(shops: Any, server: Any) -> None:
+    shop, ids = shops(**GROUP), say(server, 3)
+    shop.harness.run_until_idle()
+    server.xgroup_destroy("orders", "shop.orders")
+    ids += say(server, 2)  # from `$` on, these would be passed over
+    shop.harness.run_until_idle()
+    assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
+    server.delete("orders")
+    ids += say(server, 2)
+    shop.harness.run_until_idle()
+    assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
+
+
+def test_keys_of_partitioned_streams_keep_their_order(shops: Any, server: Any) -> None:
+    shop = shops(partitions=3)
+    for i in range(60):
+        server.xadd(f"orders:{i % 3}", {"key": f"k{i % 3}", "data": str(i)})
+        if i % 17 == 0:
+            shop.harness.run_until_idle()
+    shop.harness.run_until_idle()
+    by_key = {key: [int(said) for _, k, said in shop.given if k == key] for key in ("k0", "k1", "k2")}
+    assert by_key == {f"k{n}": list(range(n, 60, 3)) for n in range(3)}
+
+
+def test_what_a_source_cannot_promise_is_refused_with_the_way_out(valkey_url: str) -> None:
+    app = App("x.db")
+    with pytest.raises(UsageError, match=r'order="none"; or Stream\(…, partitions=1\)'):
+        app.projection(Stream(valkey_url, "orders"))(lambda event, tx: None)
+    with pytest.raises(UsageError, match="no common order"):
+        app.on(Stream(valkey_url, "orders", partitions=2), order="total")(lambda event, ctx: None)
+    app.projection(Stream(valkey_url, "orders", partitions=1), name="one")(lambda event, tx: None)
+    with pytest.raises(UsageError, match="two objects name one redis source"):
+        app.projection(Stream(valkey_url, "orders", partitions=1), name="two")(lambda event, tx: None)
+
+
+def test_ids_are_numbers() -> None:
+    assert sorted(["10-0", "9-0", "9-10", "9-9"], key=id_of) == ["9-0", "9-9", "9-10", "10-0"]
+
+
+def test_the_reading_is_paused_and_resumed_and_nothing_else(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    say(server, 2)
+    shop.harness.run_until_idle()
+    desk, name = shop.app.operate(), "redis:orders"
+    for deed in (
+        lambda: desk.reset(name, "x"),
+        lambda: desk.plan_reset(name),
+        lambda: desk.subscriptions.plan_seek(name, "first"),
+        lambda: desk.subscriptions.seek(name, "first", "x"),
+        lambda: desk.subscriptions.rename(name, "other"),
+        lambda: desk.subscriptions.accept_from_now(name, "x"),
+    ):
+        with pytest.raises(UsageError, match="the reading of a broker"):
+            deed()
+    desk.subscriptions.pause(name)
+    say(server, 2)
+    shop.harness.run_until_idle()
+    assert len(shop.given) == 2
+    desk.subscriptions.resume(name)
+    shop.harness.run_until_idle()
+    assert len(shop.given) == 4
+    desk.reset("write_down", "again")
+    shop.harness.run_until_idle()
+    assert len(shop.given) == 4
