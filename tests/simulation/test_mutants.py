@@ -263,7 +263,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         self._queued -= 1
         follower = queue.popleft()
         if follower.head is None:
-            self._run(follower)
+            self.run(follower)
         else:
             self._start(follower)
 
