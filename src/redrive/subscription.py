@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Order = Literal["key", "none", "total"]
 KeyBy = str | Callable[[Event[Any]], str | None] | None
+REFUSED = "redrive.refused"  # what a broker gave and has no readable type: it concerns whoever reads there
 TOTAL_LANE = "*"  # order="total": everything is one lane
 
 
@@ -122,8 +123,8 @@ class Subscription:
 
 
 def asks_for(types: Sequence[str], event_type: str) -> bool:
-    """Do these names and globs ask for this type? None at all means everything."""
-    return not types or any(matches(pattern, event_type) for pattern in types)
+    """Do these names and globs ask for this type? None at all means everything; nobody may not ask for REFUSED."""
+    return not types or event_type == REFUSED or any(matches(pattern, event_type) for pattern in types)
 
 
 def check_breaker(mine: Subscription, others: Iterable[Subscription]) -> None:

@@ -34,7 +34,9 @@ class Shop:
         self.stream = Stream(url, "orders", **how)
         order = "key" if self.stream.ordered else "none"
 
-        @self.app.projection(self.stream, order=order, tables={"given": "id TEXT, key TEXT, said TEXT"})
+        @self.app.projection(
+            self.stream, "order.placed", "orders", order=order, tables={"given": "id TEXT, key TEXT, said TEXT"}
+        )
         def write_down(event: Event[Any], tx: Tx) -> None:
             tx.execute(
                 "INSERT INTO given VALUES (:id, :key, :said)",
@@ -104,8 +106,12 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     shop.harness.run_until_idle()
     assert shop.reasons == ["undecodable"] * 3
     assert len(shop.given) == 1
-    letter = shop.app.operate().letters.list()[0]
-    assert "no event" in letter.error_message
+    letters = shop.app.operate().letters.list()
+    assert all("no event" in letter.error_message for letter in letters)
+    # What it is about is told as far as it can be read; what cannot is shown to everybody, whatever they ask for.
+    assert [(one.type, one.key) for one in letters] == [
+        ("order.placed", "k"), ("redrive.refused", None), ("redrive.refused", None),
+    ]  # fmt: skip
 
 
 @WAYS

@@ -14,6 +14,7 @@ from redrive.redis.ids import FIRST, id_of
 from redrive.sources.codec import Place as Origin
 from redrive.sources.port import Message, Positions, Reader
 from redrive.sources.refusal import LOST, refusal
+from redrive.subscription import REFUSED
 
 if TYPE_CHECKING:
     from redrive.redis.stream import Stream
@@ -56,7 +57,7 @@ class _Reader(Reader):
         stream = self.stream
         event = refusal(
             LOST, f"{stream.streams[partition]}: {why}", id=f"{stream.streams[partition]}:{position}:lost"[-200:],
-            type=stream.name, key=None, time_us=id_of(position.partition("+")[0])[0] * 1_000,
+            type=REFUSED, key=None, time_us=id_of(position.partition("+")[0])[0] * 1_000,
         )  # fmt: skip
         return Message(partition, position, event, True)
 

@@ -7,7 +7,7 @@ becomes a refusal, which lands like an event: nothing that a broker holds is pas
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ from redrive.codec import NOT_JSON, check_data, from_json, to_json
 from redrive.errors import EventError, UsageError
 from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers
 from redrive.sources.refusal import UNDECODABLE, refusal
+from redrive.subscription import REFUSED
 
 Format = Literal["auto", "cloudevents", "json", "raw"]
 FORMATS = ("auto", "cloudevents", "json", "raw")
@@ -54,8 +55,15 @@ class Codec:
         except (EventError, UnicodeDecodeError, ValueError) as error:
             raw = body if body is not None else to_json({name: value.hex() for name, value in fields.items()})
             why = f"the message at {place.id} is no event: {error}"
+            kind, key = _said(fields.get(self.type), check_type), _said(fields.get(self.key), check_key)
             known = refusal(
-                UNDECODABLE, why, id=place.id, type=place.type, key=place.key, time_us=place.time_us, raw=raw
+                UNDECODABLE,
+                why,
+                id=place.id,
+                type=kind or REFUSED,
+                key=key or place.key,
+                time_us=place.time_us,
+                raw=raw,
             )
             return known, False
 
@@ -105,6 +113,14 @@ class Codec:
         known = {name: str(value) for name in names if (value := _inside(found, name)) is not None}
         data = body if self.data not in found else to_json(found[self.data])
         return _event(known, {}, data, place, names)
+
+
+def _said(text: bytes | None, check: Callable[[str], str]) -> str | None:
+    """What can be read of a message that cannot be read."""
+    try:
+        return None if text is None else check(text.decode())
+    except (EventError, UnicodeDecodeError):
+        return None
 
 
 def _inside(found: Any, path: str) -> Any:
