@@ -32,7 +32,7 @@ def page(group: click.Group) -> str:
 
 
 def _section(name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=name)
+    context = click.Context(command, info_name=name, help_option_names=["-h", "--help"])  # click remembers them
     usage = " ".join(command.collect_usage_pieces(context))
     words = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
     rows = [
