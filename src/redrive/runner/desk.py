@@ -155,6 +155,8 @@ class Desk:
                     continue
                 stale.append(work)
         for work in stale:
+            if work.alone and work.head is not None:  # marked, and not called: whoever comes in its place runs alone
+                self.duty.suspects.add(work.head.letter)
             self.free(work)
         return stale
 

@@ -252,8 +252,9 @@ class HandlerLoop(Loop):
         blocked = self.work.gate.blocked() if self.work.gate is not None else None
         if blocked is not None:
             desk.block(blocked)
-        alone = desk.alone and not desk.running and not desk.outbox
-        count = 1 if alone else 0 if desk.alone else len(desk.ready)
+        marked = bool(desk.ready) and desk.ready[0].alone  # the gate was shut before it could be called
+        alone = desk.alone and not (marked or desk.running or desk.outbox)
+        count = 1 if alone or marked else 0 if desk.alone else len(desk.ready)
         if not count or not await self._may_call(count):
             return
         if alone:
