@@ -23,7 +23,7 @@ from redrive.runner.loop import HandlerLoop
 from redrive.store.guards import Guards
 from redrive.testing.sim.options import Dependency, Faults
 from redrive.testing.simulator import simulate
-from tests.simulation.test_mutants import OURS, Mutant, Plant, rewrite
+from tests.simulation.test_mutants import Mutant, Plant, hunt, rewrite
 
 SEEDS_MAX = 100
 SICK = Dependency(failures=2, probes=1, cooldown=1.0, limit=None, when_open="pause", budget=100.0, over="wait")
@@ -228,15 +228,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def test_a_broken_guard_is_noticed(
     planted: Mutant, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    planted.plant(monkeypatch)
-    for seed in range(SEEDS_MAX):
-        result = simulate(seed, **planted.options)
-        if result.violation:
-            assert not any(name in result.violation for name in OURS), f"the mutant is broken: {result.violation}"
-            found = result.violation[:60].partition("\n")[0]
-            record_property("mutants", f"rule {planted.rule:6} | {planted.name:70} | {seed + 1:4} seeds | {found}")
-            return
-    pytest.fail(f"{planted.name}: nobody noticed in {SEEDS_MAX} schedules")
+    hunt(planted, monkeypatch, record_property, SEEDS_MAX)
 
 
 WORLDS = {str(one.options): one for one in MUTANTS}
