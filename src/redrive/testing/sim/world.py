@@ -241,7 +241,7 @@ class World:
             self.note(process.owner, "stalls", length)
             held_until, process.held_until = process.held_until, math.inf
             self.loop.let_others_run(length)
-            process.held_until = max(held_until, self.loop.time())
+            process.held_until = max(held_until, process.frozen_until, self.loop.time())
             self._stalled -= 1
 
     async def _chaos(self) -> None:
