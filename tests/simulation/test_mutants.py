@@ -112,8 +112,8 @@ def rewrite(patch: pytest.MonkeyPatch, query: str, old: str, new: str) -> None:
     patch.setitem(queries(), query, text.replace(old, new))
 
 
-def hunt(planted: Mutant, patch: pytest.MonkeyPatch, record: Callable[[str, object], None], seeds_max: int) -> None:
-    """Until somebody notices."""
+def hunt(planted: Mutant, patch: pytest.MonkeyPatch, record: Callable[[str, object], None], seeds_max: int) -> int:
+    """How many schedules it takes until somebody notices."""
     planted.plant(patch)
     for seed in range(seeds_max):
         result = simulate(seed, **planted.options)
@@ -121,7 +121,7 @@ def hunt(planted: Mutant, patch: pytest.MonkeyPatch, record: Callable[[str, obje
             assert not any(name in result.violation for name in OURS), f"the mutant is broken: {result.violation}"
             found = result.violation[:60].partition("\n")[0]
             record("mutants", f"rule {planted.rule:6} | {planted.name:70} | {seed + 1:4} seeds | {found}")
-            return
+            return seed + 1
     pytest.fail(f"{planted.name}: nobody noticed in {seeds_max} schedules")
 
 
@@ -598,7 +598,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def test_a_broken_rule_is_noticed(
     planted: Mutant, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    hunt(planted, monkeypatch, record_property, SEEDS_MAX)
+    assert hunt(planted, monkeypatch, record_property, SEEDS_MAX) <= SEEDS_MAX
 
 
 WORLDS = {str(one.options): one for one in MUTANTS if one.options}  # several mutants share one: once is enough

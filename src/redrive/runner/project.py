@@ -336,14 +336,19 @@ class Projector:
             if settling.stale:
                 duty.load_lanes(tx, settling.fresh_version)
             rows = tx.letters.events([head.letter for _, head in due])
-            for lane, head in due:
-                self._drain(tx, settling, lane, duty.lanes.head(lane, head.letter), rows, turn, started, alone)
+            heads, ran = [(lane, head.letter, duty.lanes.head(lane, head.letter)) for lane, head in due], turn.settled
+            for lane, _, found in heads:
+                self._drain(tx, settling, lane, found, rows, turn, started, alone)
+            if alone is not None and turn.settled == ran:  # an operator or the clock makes it wait: nobody runs now
+                tx.keyed.excuse(duty.member)
             self._caller.escalate_if_swallowed()
             settling.finish(duty.window.position)
             hit("letter.before_commit")
         hit("letter.committed")
-        duty.suspects -= {head.letter for _, head in due}
         self._after(settling, started)
+        duty.suspects -= {
+            letter for lane, letter, head in heads if head is None or duty.lanes.head(lane, letter) != head
+        }
 
     def _drain(
         self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, rows: dict[int, Row], turn: Turn,
