@@ -125,6 +125,7 @@ def repartition(tx: StoreTx, row: Subscribed, partitions: int) -> None:
     All marks go to the first one, and every owner reads all of them: nobody needs to know which partition an event
     belonged to. Whoever runs the former partitions is fenced, not crashed.
     """
+    tx.progress.lock(row.id)  # first: what an owner is committing now must be seen, and what it begins later is fenced
     was, done = tx.progress.get(row.id), tx.progress.done.of(row.id, tx.progress.get(row.id).position)
     tx.progress.done.clear(row.id)
     tx.sql.run("members_drop", {"subscription": row.id})
