@@ -73,6 +73,8 @@ def test_another_number_of_partitions_in_a_rolling_deploy(zygote: Zygote, tmp_pa
         producer = world.producer(40)
         for number, former in enumerate(list(workers)):
             workers.append(world.worker(heard=f"new-{count}-{number}"))
+            # Who says that it is there hears a signal, too; before that it would just die.
+            wait_until(lambda: world.rows("SELECT count(*) FROM redrive_workers") == [(len(workers),)])
             former.signal(signal.SIGTERM)
             assert former.wait() == 0, former.said
             workers.remove(former)
