@@ -11,12 +11,26 @@ them. With one partition the floor is the prefix.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
 NO_FLOOR = 2**62  # nobody else is behind
 OPEN, SKIPPED, STORED = 0, 1, 2  # taken in · not asked for by the filter · settled, with a done row
+
+
+def stretches(above: int, upto: int, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """What is free of the positions above one and up to another; each pair means: above the first, up to the second.
+
+    >>> list(stretches(0, 9, [(1, 4), (6, 7)]))
+    [(0, 1), (4, 6), (7, 9)]
+    """
+    for low, high in sorted(taken):
+        if above < min(low, upto):
+            yield above, min(low, upto)
+        above = max(above, high)
+    if above < upto:
+        yield above, upto
 
 
 class Plan(NamedTuple):

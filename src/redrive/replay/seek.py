@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from redrive.errors import UsageError
+from redrive.policy.progress import stretches
 from redrive.replay.deed import Operator
 from redrive.replay.rewind import excuse_all, ranges, take_back
 from redrive.store.filters import Asked
@@ -91,9 +92,10 @@ def _back(tx: StoreTx, row: Subscribed, target: int, now: float) -> int:
 def _forward(tx: StoreTx, row: Subscribed, planned: Sought, operator: Operator, reason: str) -> int:
     target = planned.position
     log, asked = tx.logs.id_of(row.source), Asked(tx.progress.filters(row.id))
-    settled = [position for position in tx.progress.done.of(row.id, planned.was) if position <= target]
+    taken = [(position - 1, position) for position in tx.progress.done.of(row.id, planned.was)]
+    taken += [(skipped.above, skipped.upto) for skipped in ranges(tx, row.id)]  # events of other logs lie in them, too
     total = 0
-    for above, upto in zip([planned.was, *settled], [*(p - 1 for p in settled), target], strict=True):
+    for above, upto in stretches(planned.was, target, taken):
         discarded = asked.count(tx, log, above, upto)
         if not discarded:
             continue
