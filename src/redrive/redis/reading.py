@@ -123,14 +123,14 @@ class OrderedReader(_Reader):
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         names = self.stream.streams
         with self.asking():
-            states, found = self._look(names, {number: positions.get(number) for number in range(len(names))}, limit)
+            states, anchors, found = self._look(names, positions, limit)
             messages: list[Message] = []
             ids = {}
             for number, name in enumerate(names):
                 place, entries = self._place(positions.get(number), states[number]), found.get(name.encode(), [])
-                lost = self._compare(
-                    number, name, place, states[number], None if len(entries) == limit else len(entries)
-                )
+                left = None if len(entries) == limit else len(entries)
+                self._check(name, place, states[number], anchors[number])
+                lost = self._compare(number, place, states[number], left)
                 if lost is not None:
                     messages.append(lost)
                     place = Place.of(lost.position)
@@ -148,18 +148,19 @@ class OrderedReader(_Reader):
         return messages
 
     def _look(
-        self, names: list[str], positions: Mapping[int, str | None], limit: int
-    ) -> tuple[list[Census], dict[bytes, list[Entry]]]:
-        """What the server has, and the next entries: of one moment, so that nobody trims in between."""
+        self, names: list[str], positions: Positions, limit: int
+    ) -> tuple[list[Census], list[Any], dict[bytes, list[Entry]]]:
+        """What the server has, where we are, and the next entries: of one moment, so that nobody trims in between."""
         pipe = self.server.pipeline(transaction=True)
-        for name in names:
+        ids = {name: Place.of(positions.get(number, FIRST)).id for number, name in enumerate(names)}
+        for name, id in ids.items():
             pipe.xinfo_stream(name)
-        ids = {name: Place.of(positions[number] or FIRST).id for number, name in enumerate(names)}
+            pipe.xrange(name, id, id)
         pipe.xread(ids, count=limit)  # type: ignore[arg-type]
         *states, found = pipe.execute(raise_on_error=False)
         if isinstance(found, redis.RedisError):
             raise found
-        return [Census.of(state) for state in states], _by_name(found)
+        return [Census.of(state) for state in states[::2]], states[1::2], _by_name(found)
 
     def _place(self, position: str | None, census: Census) -> Place:
         """Where we are; what was gone before we came is not ours to miss."""
@@ -175,13 +176,23 @@ class OrderedReader(_Reader):
     def settled(self, messages: Sequence[Message]) -> None:
         """The place in the store is all there is to it."""
 
-    def _compare(self, number: int, name: str, place: Place, census: Census, left: int | None) -> Message | None:
-        """Has the server lost what we have read, or deleted what we have not? `left`: so many are there, if known."""
+    def _check(self, name: str, place: Place, census: Census, anchor: Any) -> None:
+        """Is this the stream that we have read?"""
         if id_of(census.newest) < id_of(place.id):
             raise Halted(
                 f"{self.stream.log}: {place.id} was read from stream {name!r}, but its newest entry is "
                 f"{census.newest}: was the server emptied, or a backup restored? Bring back what it had"
             )
+        # Whoever lost its last entries and has a slower clock gives later ones smaller ids, which nobody would read.
+        untouched = census.added is not None and id_of(census.deleted) < id_of(place.id)
+        if untouched and census.oldest is not None and id_of(census.oldest) <= id_of(place.id) and not anchor:
+            raise Halted(
+                f"{self.stream.log}: {place.id} was read from stream {name!r}, which does not have it, and older ones: "
+                f"did another server take over? Look at what is before it, and then XTRIM {name} MINID {place.id}"
+            )
+
+    def _compare(self, number: int, place: Place, census: Census, left: int | None) -> Message | None:
+        """Has the server deleted what we have not read? `left`: so many are there, if known."""
         if id_of(census.deleted) > id_of(place.id):
             why = f"entries up to {census.deleted} were deleted, and not all of them had been read"
             # How many is not known. Once nothing is left before them, they are behind us.
