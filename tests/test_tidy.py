@@ -79,6 +79,7 @@ DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
     "kafka/reading.py": {"confluent_kafka"},
+    "kafka/trouble.py": {"confluent_kafka"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},

@@ -102,7 +102,7 @@ def write(bootstrap: str, messages: Iterable[dict[str, Any]]) -> None:
             failed.append(error)
 
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, "enable.idempotence": True}
+        {"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, "max.in.flight": 1}
     )
     for message in messages:
         producer.produce(**message, on_delivery=told)
