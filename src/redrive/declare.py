@@ -145,7 +145,7 @@ class Declarations:
         self,
         source: Log | Source,
         *types: str | type,
-        to: Sink | Iterable[Sink],
+        to: Sink | Source | Iterable[Sink | Source],
         order: Order = "key",
         key_by: KeyBy = None,
         start: str | None = None,
@@ -160,12 +160,13 @@ class Declarations:
         partitions: int = 1,
     ) -> None:
         """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
-        sinks = [to] if isinstance(to, Sink) else list(to)
-        for sink in sinks:
+        for target in [to] if isinstance(to, Sink | Source) else to:
+            log = self._read(source, order)
+            sink = target.sink(f"{log}:{target.outbox}") if isinstance(target, Source) else target
             if not isinstance(sink, Sink):
                 raise UsageError(f"to= takes sinks, such as webhook(url, name=…), not {sink!r}")
             check_type(sink.name)
-            sink.log = self._read(source, order)
+            sink.log = log
             self._declare(
                 Subscription(
                     sink.name, "delivery", sink.send, sink.log, self._types(types), order, key_by, start,

@@ -262,7 +262,9 @@ SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, repl
 FROM redrive_letters WHERE subscription = ? AND lane IS NULL AND state = 'retrying'
 
 -- name: letter_event
-SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+-- What was refused (schema 0) is an event once it was edited.
+SELECT e.position, e.id, e.type, e.key, e.version,
+       CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
 FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 WHERE l.id = ?
