@@ -208,3 +208,73 @@ def test_a_fake_ctx_knows_what_went_to_a_broker() -> None:
     board, ctx = Board("shipped"), FakeCtx(make_event("x", 1, key="k"))
     ctx.emit(board, "order.shipped", 7)
     assert ctx.emitted(board) == [("order.shipped", 7)]
+
+
+# ------------------------------------------------------------ trimming
+
+
+def left(app: App, board: Board) -> list[Any]:
+    return [event.data for event in app.log(board.outbox).read()]
+
+
+def test_what_has_arrived_is_trimmed_when_it_is_old(app: App, backend: Any) -> None:
+    board = Board("shipped")
+    outbox = app.outbox(board, keep="1h")
+    with Harness(app, backend) as harness:
+        outbox.append_many([{"type": "x", "data": n, "key": f"k{n % 50}"} for n in range(2_500)])
+        harness.advance("50m")
+        assert len(left(app, board)) == 2_500
+        outbox.append_many([{"type": "x", "data": n, "key": "young"} for n in range(3)])
+        harness.advance("30m")
+        assert left(app, board) == [0, 1, 2]  # also the newest of a key: nobody asks for its version
+        harness.advance("2h")
+        assert left(app, board) == [2]  # by which progress recognises the log
+        outbox.append("x", 7, key="k1")
+        harness.run_until_idle()
+        assert board.said[-1] == 7
+        assert len(board.said) == 2_504
+        assert [verdict for verdict in app.operate().verify() if not verdict.sound] == []
+        (row,) = app.operate().status()
+        assert (row.lag_events, row.applied) == (0, 2_504)
+
+
+def test_what_has_not_arrived_is_never_trimmed(app: App, backend: Any) -> None:
+    board = Board("shipped")
+    outbox = app.outbox(board, keep="1m", retry=retry(attempts=3, wait="1s"))
+    with Harness(app, backend) as harness:
+        board.too_large = {3}
+        for n in range(10):
+            outbox.append("x", n, key=f"k{n % 2}")
+        harness.advance("3m")
+        assert left(app, board) == list(range(3, 10))  # the letter's event, and what is behind it
+        board.too_large = set()
+        harness.replay()
+        harness.advance("3m")
+        assert left(app, board) == [9]
+        board.is_down = True
+        for n in range(10, 15):
+            outbox.append("x", n, key="k")
+        harness.advance("3m")
+        assert left(app, board) == list(range(10, 15))
+        board.is_down = False
+        harness.advance("3m")
+        harness.replay()
+        assert [n for n in board.said if n >= 10] == list(range(10, 15))
+        assert [verdict for verdict in app.operate().verify() if not verdict.sound] == []
+
+
+def test_another_reader_holds_what_it_has_not_read(app: App, backend: Any) -> None:
+    board, seen = Board("shipped"), []
+    outbox = app.outbox(board, keep="1m")
+    app.on(outbox, name="look", start="first")(lambda event, ctx: seen.append(event.data))
+    with Harness(app, backend) as harness:
+        harness.run_until_idle()
+        app.operate().subscriptions.pause("look")
+        for n in range(5):
+            outbox.append("x", n, key="k")
+        harness.advance("3m")
+        assert (board.said, left(app, board)) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+        app.operate().subscriptions.resume("look")
+        harness.run_until_idle()
+        harness.advance("3m")
+        assert (seen, left(app, board)) == ([0, 1, 2, 3, 4], [4])

@@ -804,6 +804,10 @@ SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.p
 WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.key IS NULL OR EXISTS
       (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
 
+-- name: trim_page
+-- The oldest events of a log.
+SELECT position, time_us FROM redrive_events WHERE log = :log AND position <= :upto ORDER BY position LIMIT :limit
+
 -- name: prune_range
 DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position
 
