@@ -206,7 +206,7 @@ class Declarations:
         if not isinstance(target, Source):
             raise UsageError(f"outbox takes what a broker has, such as redrive.redis.Stream(…), not {target!r}")
         name = target.outbox
-        if name in self._logs:
+        if name in self._outboxes:
             raise UsageError(f"{name}: there is an outbox of this name; declare it once, and use it in all places")
         self._logs[name] = outbox = Outbox(self.runtime, name)
         self.deliver(

@@ -1,4 +1,4 @@
-"""A worker between two brokers: a stream is read, a table and a state are kept, and what follows goes to other streams."""
+"""A worker between two brokers: a stream is read, a table and a state are kept, and what follows is sent on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trimming an outbox beside its delivery: now and then, a little at a time. What may go is decided by who prunes logs."""
+"""Trimming an outbox beside its delivery: now and then, a little at a time. What may go is decided elsewhere."""
 
 from __future__ import annotations
 
