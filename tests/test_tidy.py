@@ -43,8 +43,8 @@ LAYERS: dict[str, set[str]] = {
     "tracking": SHARED | {"policy", "store"},  # what comes before the store: a queue, and a file for bad times
     "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
-    "redis": SHARED | {"policy", "sources"},
-    "kafka": SHARED | {"policy", "sources"},
+    "redis": SHARED | {"policy", "sources", "sinks"},
+    "kafka": SHARED | {"policy", "sources", "sinks"},
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
@@ -69,6 +69,7 @@ TYPES_ONLY = {
     ("watch", "app"): "health and metrics are of the App they are handed",
     ("subscription", "sinks"): "a delivery holds the sink it is handed",
     ("subscription", "sources"): "an intake holds the broker it is handed",
+    ("sources", "sinks"): "a broker that events come from may take some, too",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
@@ -80,6 +81,7 @@ DRIVERS = {
     "redis/reading.py": {"redis"},
     "kafka/reading.py": {"confluent_kafka"},
     "kafka/trouble.py": {"confluent_kafka"},
+    "redis/sending.py": {"redis"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},

@@ -32,6 +32,7 @@ NAMES = (
     "land.fenced",  # messages of a broker are in memory
     "land.before_commit",
     "land.committed",  # the broker does not know it yet
+    "trim.before_commit",  # what an outbox has delivered is deleted
     "lease.before_commit",
     "lease.committed",
     "release.before_commit",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,6 +57,8 @@ class Subscription:
     origin: Source | None = None  # of an intake: the broker whose messages land in its log
     group: str = ""  # of an intake: on whose behalf it reads
     replay: AutoReplay | None = None  # dead letters that are replayed automatically
+    keep: float | None = None  # of an outbox: for how many seconds its log keeps what was delivered
+    outboxes: Container[str] | None = field(default=None, repr=False, compare=False)  # all that the program has
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 

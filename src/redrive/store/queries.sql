@@ -262,7 +262,9 @@ SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, repl
 FROM redrive_letters WHERE subscription = ? AND lane IS NULL AND state = 'retrying'
 
 -- name: letter_event
-SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+-- What was refused (schema 0) is an event once it was edited.
+SELECT e.position, e.id, e.type, e.key, e.version,
+       CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
 FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 WHERE l.id = ?
@@ -801,6 +803,10 @@ ORDER BY e.position LIMIT :limit
 SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.key IS NULL OR EXISTS
       (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
+
+-- name: trim_page
+-- The oldest events of a log.
+SELECT position, time_us FROM redrive_events WHERE log = :log AND position <= :upto ORDER BY position LIMIT :limit
 
 -- name: prune_range
 DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position

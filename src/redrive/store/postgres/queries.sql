@@ -191,7 +191,8 @@ SELECT DISTINCT ON (lane) lane, position, id, state, due_at, due_set_at, delay, 
 FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('retrying', 'dead') ORDER BY lane, position
 
 -- name: letter_events
-SELECT l.id, e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+SELECT l.id, e.position, e.id, e.type, e.key, e.version,
+       CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
 FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 WHERE l.id = ANY (ARRAY(SELECT jsonb_array_elements_text(?::jsonb)::bigint))

@@ -184,7 +184,8 @@ FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('
 
 -- name: letter_events
 -- The same for a JSON list of letters, each with its letter's number in front.
-SELECT l.id, e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+SELECT l.id, e.position, e.id, e.type, e.key, e.version,
+       CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
 FROM json_each(?) asked CROSS JOIN redrive_letters l ON l.id = asked.value JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 
