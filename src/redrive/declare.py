@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from redrive.errors import UsageError
 from redrive.event import check_type
+from redrive.mirrors.port import LETTERS, Mirror
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
 from redrive.policy.healing import AutoReplay, settled_for
@@ -174,6 +175,20 @@ class Declarations:
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
                     replay=settled_for(sink.name, replay, has_breaker=_is_one(breaker)),
+                )
+            )  # fmt: skip
+
+    def mirror(self, *, to: Mirror | Iterable[Mirror], only: Iterable[str] = ()) -> None:
+        """Mirror the letters elsewhere, all of them or those of some subscriptions. Each mirror is one of its own."""
+        mirrors = [to] if isinstance(to, Mirror) else list(to)
+        if isinstance(only, str):
+            raise UsageError(f"only= takes names of subscriptions: only=[{only!r}]")
+        for mirror in mirrors:
+            if not isinstance(mirror, Mirror):
+                raise UsageError(f"to= takes mirrors, such as mirrors.files('dead', name=…), not {mirror!r}")
+            self._declare(
+                Subscription(
+                    mirror.name, "mirror", mirror.write, LETTERS, order="none", mirror=mirror, only=tuple(only)
                 )
             )  # fmt: skip
 
