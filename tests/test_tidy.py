@@ -79,6 +79,7 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
+    "redis/letters.py": {"redis"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},
