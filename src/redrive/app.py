@@ -154,6 +154,9 @@ class App(Declarations):
                 raise UsageError(
                     f"there is no subscription {name!r}; this app has {', '.join(self.subscriptions) or 'none'}"
                 )
+        for one in self.subscriptions.values():
+            if missing := [name for name in one.only if name not in self.subscriptions]:
+                raise UsageError(f"mirror {one.name!r}: only= names {missing[0]!r}, which this app does not have")
         check_subscriptions(self.runtime.settings, self.subscriptions)
         chosen = {name for name in self.subscriptions if (wanted is None or name in wanted) and name not in unwanted}
         fed = {self.subscriptions[name].source for name in chosen} - unwanted  # from a broker: somebody has to fetch it

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from redrive.errors import UsageError
 from redrive.event import check_type
+from redrive.mirrors.port import LETTERS, Mirror
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
 from redrive.policy.healing import AutoReplay, settled_for
@@ -217,6 +218,20 @@ class Declarations:
         self.subscriptions[name] = replace(self.subscriptions[name], keep=duration(keep))
         self._outboxes.add(name)
         return outbox
+
+    def mirror(self, *, to: Mirror | Iterable[Mirror], only: Iterable[str] = ()) -> None:
+        """Mirror the letters elsewhere, all of them or those of some subscriptions. Each mirror is one of its own."""
+        mirrors = [to] if isinstance(to, Mirror) else list(to)
+        if isinstance(only, str):
+            raise UsageError(f"only= takes names of subscriptions: only=[{only!r}]")
+        for mirror in mirrors:
+            if not isinstance(mirror, Mirror):
+                raise UsageError(f"to= takes mirrors, such as mirrors.files('dead', name=…), not {mirror!r}")
+            self._declare(
+                Subscription(
+                    mirror.name, "mirror", mirror.write, LETTERS, order="none", mirror=mirror, only=tuple(only)
+                )
+            )  # fmt: skip
 
     def upcast(self, name: str, schema: int) -> Callable[[F], F]:
         """A function from data of this schema to data of the next, applied before decoding."""

@@ -23,6 +23,7 @@ from redrive.runner.duty import Duty, Engine
 from redrive.runner.healing import Heal, Healing
 from redrive.runner.land import LandingLoop
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
+from redrive.runner.mirror import MirrorLoop
 from redrive.runner.roster import Roster
 from redrive.runner.scheduling import Scheduler
 from redrive.runner.trimming import Trim, Trimming
@@ -235,6 +236,8 @@ class Supervisor:
             loop = ProjectionLoop(duty, self.bridge, wake)
         elif duty.subscription.origin is not None:
             loop = LandingLoop(duty, self.bridge, wake, threads=self._threads)
+        elif duty.subscription.mirror is not None:
+            loop = MirrorLoop(duty, self.bridge, wake, threads=self._threads)
         else:
             kind = HandlerLoop if duty.subscription.sink is None else DeliveryLoop
             loop = kind(duty, self.bridge, wake, threads=self._threads)

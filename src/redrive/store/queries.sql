@@ -1185,3 +1185,28 @@ ORDER BY subscription, partition LIMIT ?
 
 -- name: paste_landed
 INSERT INTO redrive_landed (subscription, partition, position) VALUES (?, ?, ?)
+
+-- ---------------------------------------------------------------- mirrors of letters
+
+-- name: journal_after
+-- What happened to letters, in order, with what is known of each now: its subscription, its error, its event, its edit.
+-- `born` is whether it is the letter's first entry.
+SELECT j.seq, j.letter, j.rev, j.state, j.at,
+       NOT EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq),
+       s.name, s.source, l.lane, l.reason, l.attempts, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message,
+       l.fingerprint, l.resolved_by,
+       (SELECT a.worker FROM redrive_attempts a WHERE a.letter = l.id ORDER BY a.id DESC LIMIT 1),
+       e.id, e.type, e.key, e.schema, e.time_us, e.headers, e.data, d.data
+FROM redrive_journal j JOIN redrive_letters l ON l.id = j.letter JOIN redrive_subscriptions s ON s.id = j.subscription
+LEFT JOIN redrive_events e ON e.position = j.position
+LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
+WHERE j.seq > :after ORDER BY j.seq LIMIT :limit
+
+-- name: journal_lag
+-- How many entries come after one, up to a limit, and when the first of them was written.
+SELECT count(*), min(at) FROM (SELECT at FROM redrive_journal WHERE seq > :after ORDER BY seq LIMIT :limit) AS later
+
+-- name: mirrored_upto
+-- Up to here everybody who mirrors letters has what happened to them; NULL where nobody does.
+SELECT min(coalesce(CAST(l.position AS BIGINT), 0)) FROM redrive_subscriptions s
+LEFT JOIN redrive_landed l ON l.subscription = s.id WHERE s.kind = 'mirror'

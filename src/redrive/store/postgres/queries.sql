@@ -513,3 +513,13 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'redrive' AND c.
 
 -- name: events_known
 SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT jsonb_array_elements_text(:ids::jsonb))
+
+-- ---------------------------------------------------------------- mirrors of letters
+
+-- name: journal_horizon
+SELECT pg_snapshot_xmin(now.here)::text::bigint, pg_snapshot_xmax(now.here)::text::bigint
+FROM (SELECT pg_current_snapshot() AS here) AS now
+
+-- name: journal_behind
+SELECT DISTINCT letter FROM redrive_journal
+WHERE seq > :after AND letter = ANY (ARRAY(SELECT jsonb_array_elements_text(:ids::jsonb)::bigint))

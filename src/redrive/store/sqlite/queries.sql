@@ -460,14 +460,13 @@ SELECT coalesce(max(value), 0) FROM redrive_meta WHERE name LIKE 'pruned log %'
 SELECT substr(name, 9), seq FROM sqlite_sequence WHERE name LIKE 'redrive_%' AND name <> 'redrive_audit'
 UNION ALL SELECT 'logs', coalesce(max(id), 0) FROM redrive_logs
 UNION ALL SELECT 'attempts', coalesce(max(id), 0) FROM redrive_attempts
-UNION ALL SELECT 'journal', coalesce(max(seq), 0) FROM redrive_journal
 UNION ALL SELECT 'scheduled', coalesce(max(seq), 0) FROM redrive_scheduled
 
 -- name: paste_number
 -- The next row of a table gets a number above this one. The table has no key but its rowid.
 INSERT OR REPLACE INTO sqlite_sequence (rowid, name, seq)
 SELECT (SELECT rowid FROM sqlite_sequence WHERE name = 'redrive_' || :name), 'redrive_' || :name, :highest
-WHERE :name NOT IN ('logs', 'attempts', 'journal', 'scheduled')
+WHERE :name NOT IN ('logs', 'attempts', 'scheduled')
 
 -- name: paste_audit
 INSERT INTO redrive_audit (id, at, who, action, subscription, target, reason, details, hash)
@@ -503,3 +502,14 @@ SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()
 
 -- name: events_known
 SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT value FROM json_each(:ids))
+
+-- ---------------------------------------------------------------- mirrors of letters
+
+-- name: journal_horizon
+-- (transactions below this number have ended, those from this number on begin later). Here one writes at a time: what is
+-- missing between two entries will not appear.
+SELECT 1, 1
+
+-- name: journal_behind
+-- Those of these letters to which something happened above an entry.
+SELECT DISTINCT letter FROM redrive_journal WHERE seq > :after AND letter IN (SELECT value FROM json_each(:ids))
