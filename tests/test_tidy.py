@@ -44,6 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
     "redis": SHARED | {"policy", "sources"},
+    "kafka": SHARED | {"policy", "sources"},
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
@@ -77,6 +78,8 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
+    "kafka/reading.py": {"confluent_kafka"},
+    "kafka/trouble.py": {"confluent_kafka"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},
