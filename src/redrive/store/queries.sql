@@ -683,6 +683,19 @@ WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter LIMIT :li
 SELECT letter, rev FROM redrive_operation_letters
 WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter DESC LIMIT :limit
 
+-- name: operation_lock
+-- Whoever asks for its letters or cancels it does so alone.
+UPDATE redrive_operations SET waiting = waiting WHERE id = :id
+
+-- name: operation_unasked_among
+SELECT letter FROM redrive_operation_letters
+WHERE operation = :id AND letter BETWEEN :first AND :last AND asked = 0 AND result IS NULL
+
+-- name: operation_refused
+-- Of what nobody has asked for: a deed that was refused may have been done by another command.
+UPDATE redrive_operation_letters SET asked = 1, result = 'skipped', why = ?
+WHERE operation = ? AND letter = ? AND asked = 0 AND result IS NULL
+
 -- name: operation_waiting_in
 SELECT DISTINCT l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
 WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL
