@@ -37,7 +37,9 @@ def relay(folder: Path, n: int) -> Figures:
 
 
 def _check(found: list[dict[bytes, bytes]], job: list[Order]) -> None:
-    arrived = [Order(one[b"ce_id"].decode(), one[b"ce_partitionkey"].decode(), json.loads(one[b"data"])) for one in found]
+    arrived = [
+        Order(one[b"ce_id"].decode(), one[b"ce_partitionkey"].decode(), json.loads(one[b"data"])) for one in found
+    ]
     check("outbox", ((key, *total) for key, total in totals_of(arrived).items()), totals_of(job))
     by_key: dict[str, int] = {}
     for one in arrived:
