@@ -187,7 +187,8 @@ class LandingLoop(Loop):
         if not (messages or starts):
             await self._had_nothing()
             return
-        self.idle, self._wait = False, 0.0
+        self.idle = False
+        self._wait = WAIT_MIN if self._thread is not None and len(messages) < READ_MAX else 0.0
         self._cursor |= {**starts, **{message.partition: message.position for message in messages}}
         if len(messages) >= READ_MAX:  # a few may be all there is, or say that something is lost: let them land first
             self._ahead = self._read(reader)
