@@ -54,7 +54,7 @@ LAYERS: dict[str, set[str]] = {
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "integrations": {"tracking"},  # what other libraries call: they see a switch, and never the engine
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
-    "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
+    "testing": SHARED | PORTS | {"policy", "redis", "runner", "replay", "runtime", "app"},
     "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking", "watch"},
 }
 LAYER_EXCEPTIONS = {
@@ -77,6 +77,7 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
+    "testing/sim/streams.py": {"redis"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},
