@@ -119,6 +119,16 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     ]  # fmt: skip
 
 
+def test_what_could_not_be_read_is_an_event_once_it_was_edited(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})
+    shop.harness.run_until_idle()
+    (letter,) = shop.harness.letters("dead")
+    shop.app.operate().letters.edit(letter.id, {"n": 7}, "what was meant")
+    shop.harness.replay()
+    assert [said for _, _, said in shop.given] == ["{'n': 7}"]
+
+
 @WAYS
 def test_a_producers_id_is_taken_once_and_another_payload_under_it_is_shown(
     shops: Any, server: Any, way: dict[str, Any]
