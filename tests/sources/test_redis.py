@@ -140,6 +140,16 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     ]  # fmt: skip
 
 
+def test_what_could_not_be_read_is_an_event_once_it_was_edited(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})
+    shop.harness.run_until_idle()
+    (letter,) = shop.harness.letters("dead")
+    shop.app.operate().letters.edit(letter.id, {"n": 7}, "what was meant")
+    shop.harness.replay()
+    assert [said for _, _, said in shop.given] == ["{'n': 7}"]
+
+
 @WAYS
 def test_a_producers_id_is_taken_once_and_another_payload_under_it_is_shown(
     shops: Any, server: Any, way: dict[str, Any]
@@ -341,3 +351,18 @@ def test_who_takes_over_with_a_slower_clock_halts_who_reads_in_order(shops: Any,
     server.xtrim("orders", minid="20-0", approximate=False)
     shop.harness.advance("5m")
     assert [said for _, _, said in shop.given] == ["1", "2", "4"]
+
+
+def test_what_is_trimmed_while_there_is_no_group_is_told(shops: Any, server: Any) -> None:
+    shop = shops(**GROUP)
+    say(server, 3)
+    shop.harness.run_until_idle()
+    server.xgroup_destroy("orders", "shop.orders")
+    ids = say(server, 4)
+    server.xtrim("orders", maxlen=1, approximate=False)
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["lost_at_source"]
+    assert [id for id, _, _ in shop.given][3:] == [f"orders:{ids[-1]}"]
+    shop.harness.restart()
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["lost_at_source"]
