@@ -38,6 +38,11 @@ class Loop:
         self._full_lane = ""
         self._plan_renewal()
 
+    @property
+    def is_idle(self) -> bool:
+        """Is nothing left to do, as far as it knows?"""
+        return self.idle and not self.wake.pending
+
     def _monotonic(self) -> float:
         return self.duty.engine.env.clock.monotonic()
 

@@ -500,6 +500,11 @@ SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()
 
 -- ---------------------------------------------------------------- landing
 
+-- name: event_land
+-- Run with one VALUES row or several. A row whose id is taken is left out; the caller counts.
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
 -- name: events_known
 SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT value FROM json_each(:ids))
 
