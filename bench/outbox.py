@@ -27,7 +27,7 @@ def relay(folder: Path, n: int) -> Figures:
                 {"type": "order.placed", "data": one.data, "key": one.key, "id": one.id} for one in job[at : at + PIECE]
             )
         load_runner()
-        stream.sink("warm")  # loads the client
+        asyncio.run(stream.sink("warm").probe())  # loads the client
         with Stopwatch() as watch:
             asyncio.run(app.serve(until_idle=True))
         app.close()
@@ -37,7 +37,9 @@ def relay(folder: Path, n: int) -> Figures:
 
 
 def _check(found: list[dict[bytes, bytes]], job: list[Order]) -> None:
-    arrived = [Order(one[b"ce_id"].decode(), one[b"ce_partitionkey"].decode(), json.loads(one[b"data"])) for one in found]
+    arrived = [
+        Order(one[b"ce_id"].decode(), one[b"ce_partitionkey"].decode(), json.loads(one[b"data"])) for one in found
+    ]
     check("outbox", ((key, *total) for key, total in totals_of(arrived).items()), totals_of(job))
     by_key: dict[str, int] = {}
     for one in arrived:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from redrive.errors import UsageError
 from redrive.event import check_type
 from redrive.policy.partitions import PARTITIONS_MAX
+from redrive.redis.target import StreamSink
 from redrive.sources.codec import Codec, Format
 from redrive.sources.port import Reader, Source
 from redrive.units import duration
@@ -87,8 +88,6 @@ class Stream(Source):
 
     def sink(self, name: str) -> Sink:
         """Write to it, as a delivery of this name."""
-        from redrive.redis.sending import StreamSink
-
         if self.codec.format not in ("auto", "cloudevents"):
             raise UsageError(
                 f'stream {self.name!r}: what is sent are CloudEvents, and format="{self.codec.format}" would not read '
