@@ -116,6 +116,17 @@ ROWS: tuple[Row, ...] = (
          figure("pg take-over", "beyond_lease_seconds")),
     _low("workers", "Postgres: SIGTERM to first commit of another", "s", 0.5, None,
          figure("pg take-over", "stopped_seconds")),
+    Row("redis", "Redis in order, exactly once / raw group loop", "x", 0.7, 1.0, ratio("redis in order", "redis raw")),
+    Row("redis", "Redis group, exactly once / raw group loop", "x", 0.45, 0.7, ratio("redis group", "redis raw")),
+    Row("redis", "Redis group / faststream, per message", "x", 12, 20, ratio("redis group", "redis faststream")),
+    Row("redis", "Redis group / dramatiq", "x", 12, 20, ratio("redis group", "redis dramatiq")),
+    Row("redis", "Redis group / taskiq", "x", 12, 20, ratio("redis group", "redis taskiq")),
+    Row("redis", "Redis group / faststream, a hundred at once", "x", 1.0, 1.5,
+        ratio("redis group", "redis faststream batch")),
+    Row("redis", "Redis group into a log of 2 M / an empty one", "x", 0.85, None,
+        ratio("redis group, grown", "redis group")),
+    _low("redis", "XADD to applied, 500/s, other process, p50", "ms", 0.8, None, figure("redis latency", "p50_ms")),
+    _low("redis", "XADD to applied, 500/s, other process, p99", "ms", 3, None, figure("redis latency", "p99_ms")),
 )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
     "redis": SHARED | {"policy", "sources", "sinks"},
+    "kafka": SHARED | {"policy", "sources", "sinks"},
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
@@ -78,7 +79,12 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
+<<<<<<< HEAD
     "redis/sending.py": {"redis"},
+=======
+    "kafka/reading.py": {"confluent_kafka"},
+    "kafka/trouble.py": {"confluent_kafka"},
+>>>>>>> main
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},

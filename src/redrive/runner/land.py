@@ -18,7 +18,7 @@ from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty
 from redrive.runner.loop import Loop
 from redrive.runner.wake import Wake
-from redrive.sources.port import Message, Reader, Source
+from redrive.sources.port import Message, Positions, Reader, Source
 from redrive.sources.refusal import ID_COLLISION, refused
 from redrive.store import landed
 from redrive.store.port import StoreTx
@@ -47,10 +47,10 @@ class Landing:
         with self.duty.engine.store.reading(snapshot=False) as tx:
             self.duty.refresh(tx)
 
-    def land(self, messages: Sequence[Message]) -> bool:
+    def land(self, messages: Sequence[Message], starts: Positions) -> bool:
         """One transaction: the fence, the events that are new, how far we are. False: there is a pause."""
         duty, engine = self.duty, self.duty.engine
-        to = {**self.positions, **{message.partition: message.position for message in messages}}
+        to = {**self.positions, **starts, **{message.partition: message.position for message in messages}}
         # What the broker is told to have landed must have; what it gives again after a power cut need not.
         with engine.store.transaction(durable=self.source.acknowledges) as tx:
             _, paused, *_ = tx.progress.fence(duty.member, duty.epoch, duty.window.position)
@@ -150,7 +150,7 @@ class LandingLoop(Loop):
         await self.wake.wait(0.0)  # what rings is about the store; the broker is asked anyway
         positions, wait = dict(self.landing.positions), WAIT_SECONDS if self.idle and self._thread else 0.0
         messages = await self._ask(lambda: reader.read(positions, READ_MAX, wait))
-        if not messages:
+        if not (messages or reader.starts):
             if self._thread is None:
                 await self.rest(True, self.pause_length())
             elif not self.idle:
@@ -160,7 +160,7 @@ class LandingLoop(Loop):
                 await self.bridge.run(self.landing.look)
             return
         self.idle = False
-        has_landed = await self.bridge.run(lambda: self.landing.land(messages))
+        has_landed = await self.bridge.run(lambda: self.landing.land(messages, reader.starts))
         if has_landed and self.source.acknowledges:
             await self._ask(lambda: reader.settled(messages))
 

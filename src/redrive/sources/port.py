@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from redrive.errors import UsageError
@@ -31,6 +32,8 @@ class Message(NamedTuple):
 
 class Reader(ABC):
     """An open connection that reads for one owner. Every method may block, and none is called at the same time."""
+
+    starts: Positions = MappingProxyType({})  # of partitions that the last read has met for the first time
 
     @abstractmethod
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:

@@ -26,6 +26,13 @@ FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint
      WITH ORDINALITY AS n (log, id, type, key, version, schema, time_us, headers, data, place)
 ORDER BY n.place RETURNING position
 
+-- name: pg_event_append
+-- One event, whose version follows from what the log holds: it is claimed.
+INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+VALUES (?1, ?2, ?3, ?4::text, CASE WHEN ?4::text IS NOT NULL THEN
+        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4) END, ?5, ?6, ?7, ?8)
+RETURNING position, version
+
 -- name: event_emit
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?1, ?2, ?3, ?4::text, CASE WHEN ?4::text IS NOT NULL THEN
