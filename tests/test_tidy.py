@@ -79,12 +79,10 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
-<<<<<<< HEAD
     "redis/sending.py": {"redis"},
-=======
     "kafka/reading.py": {"confluent_kafka"},
+    "kafka/sending.py": {"confluent_kafka"},
     "kafka/trouble.py": {"confluent_kafka"},
->>>>>>> main
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},

@@ -28,7 +28,7 @@ _MULTI, _EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 Part = list[tuple[int, bytes]]  # which event of the list, and its command
 
 
-class Sender:
+class StreamSender:
     """Connections to one server, on behalf of a sink. Blocks; may be used by several threads."""
 
     def __init__(self, stream: Stream, log: str, timeout: float) -> None:
