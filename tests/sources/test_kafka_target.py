@@ -67,7 +67,7 @@ class TestTopic(SinkContract):
     def make_sink(self) -> Sink:
         options = QUICK | {"sasl.username": "ada", "sasl.password": "hunter2"}
         sink = Topic(self.cluster.bootstrap, self.topic, options=options).sink("mirror")
-        sink.log, sink.timeout = "orders", 4.0
+        sink.log, sink.timeout = "orders", 6.0
         return sink
 
     def delivered(self) -> list[str]:
