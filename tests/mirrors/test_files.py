@@ -24,7 +24,7 @@ def entries(*numbers: int) -> list[mirrors.Entry]:
     return [
         mirrors.Entry(
             seq=n, letter=n, rev=0, state="dead", at=at + timedelta(seconds=n), subscription="charge", source="orders",
-            reason="rejected",
+            position=n, reason="rejected",
         )
         for n in numbers
     ]  # fmt: skip

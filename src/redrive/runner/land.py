@@ -36,11 +36,13 @@ class Landing:
     def __init__(self, duty: Duty, source: Source) -> None:
         self.duty, self.source = duty, source
         self.positions: dict[int, str] = {}
+        self._has_imports = False
 
     def load(self) -> None:
         """Where we are, as the store has it."""
         with self.duty.engine.store.reading() as tx:
             self.positions = landed.positions(tx.sql, self.duty.id)
+            self._has_imports = landed.has_imports(tx, self.duty.subscription.source)
 
     def look(self) -> None:
         """Are we still the owner, and is there a pause?"""
@@ -103,8 +105,8 @@ class Landing:
         return events
 
     def _may_repeat(self, message: Message) -> bool:
-        """A position is read once; what a producer, or a group that gives again, names may come twice."""
-        return message.has_id or self.source.acknowledges
+        """A position is read once; what a producer, a group that gives again, or an import names may come twice."""
+        return message.has_id or self.source.acknowledges or self._has_imports
 
 
 def content_of(event: NewEvent) -> Row:

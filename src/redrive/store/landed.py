@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from redrive.codec import to_json
+from redrive.store.port import StoreTx
 from redrive.store.sql import Row, Sql
 
 
@@ -24,3 +25,13 @@ def known(sql: Sql, log: int, ids: Sequence[str]) -> dict[str, Row]:
         return {}
     rows: Iterable[Row] = sql.all("events_known", {"log": log, "ids": to_json([*ids]).decode()})
     return {row[0]: row[1:] for row in rows}
+
+
+def has_imports(tx: StoreTx, log: str) -> bool:
+    """Does the log hold events that a broker has not given to this store, and may give to it yet?"""
+    return tx.books.get(f"imported {log}") is not None
+
+
+def note_imports(tx: StoreTx, log: str) -> None:
+    """From here on it does."""
+    tx.books.set(f"imported {log}", 1)
