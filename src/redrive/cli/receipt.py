@@ -16,14 +16,14 @@ SHOWN = 10  # letters that were skipped or failed; --json has the first thousand
 PARTS = ("applied", "failed", "skipped", "waiting", "unasked")
 
 
-def report(bulk: BulkDesk, operation: Operation, as_json: bool) -> None:
+def report(bulk: BulkDesk, operation: Operation, as_json: bool, nothing: str = "no dead letters") -> None:
     """Print it."""
     bad = [one for result in ("failed", "skipped") for one in bulk.results(operation.id, result)]
     if as_json:
         emit_json(operation_json(operation) | {"letters": [asdict(one) for one in bad]})
         return
     if not operation.selected:
-        click.echo("no dead letters")
+        click.echo(nothing)
         return
     click.echo(f"operation {operation.id}: {one_line(operation)}")
     for one in bad[:SHOWN]:
