@@ -162,6 +162,22 @@ def test_what_is_exported_and_repaired_comes_back_as_edits(failed: Any) -> None:
     assert dict(failed.query("SELECT key, cents FROM revenue")) == {"k0": 73, "k1": 2 + 16 + 128, "k2": 4 + 32 + 256}
 
 
+def test_an_export_that_fails_leaves_the_file_that_was_there(failed: Any) -> None:
+    kept = failed.folder / "letters.jsonl"
+    kept.write_text("repaired by hand\n")
+    for wrong in ("99", "-s revenues"):
+        answer = failed.redrive("dlq", "export", *wrong.split(), "--out", "letters.jsonl", "--store", "shop.db")
+        assert answer.code == 2
+        assert kept.read_text() == "repaired by hand\n"
+    answer = failed.redrive("dlq", "export", "--out", "letters.jsonl", "--store", "shop.db")
+    assert (answer.code, answer.err) == (0, "4 letters exported\n")
+    assert len(kept.read_text().splitlines()) == 4
+    assert [path.name for path in failed.folder.glob("*.part")] == []
+    before = (failed.folder / "shop.py").read_text()
+    assert failed.redrive("dlq", "export", "--out", "shop.db", "--store", "shop.db").code == 2
+    assert (failed.folder / "shop.py").read_text() == before
+
+
 def test_an_export_of_another_store_is_not_taken_for_letters_of_this_one(failed: Any) -> None:
     letters = [json.loads(line) for line in failed.redrive("dlq", "export", "--store", "shop.db").out.splitlines()]
     letters[1] |= {"event_id": "elsewhere", "data": {"cents": 5}}  # the same number, another event

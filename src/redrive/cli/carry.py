@@ -10,7 +10,7 @@ import click
 
 from redrive.cli.edit import edit_each
 from redrive.cli.letter import letter_json
-from redrive.cli.program import OutFile, app_option, confirm, json_option, opened, reads, store_option, yes_option
+from redrive.cli.program import app_option, complete_file, confirm, json_option, opened, reads, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
 from redrive.cli.render import plural
 from redrive.cli.select import chooses
@@ -35,10 +35,9 @@ class _Line(NamedTuple):
 
 @click.command("export")
 @chooses
-@click.option("--out", type=OutFile(), default="-", metavar="FILE",
-              help="Where to; stdout by default.")  # fmt: skip
+@click.option("--out", metavar="FILE", help="Write to this file, which appears when it is complete; else to stdout.")
 @reads
-def export_letters(selection: Selection, out: Any, store: str | None, program: str | None, as_json: bool) -> int:
+def export_letters(selection: Selection, out: str | None, store: str | None, program: str | None, as_json: bool) -> int:
     """Dead letters with their data as JSON lines, nothing redacted."""
     from redrive.replay.select import select
 
@@ -46,12 +45,14 @@ def export_letters(selection: Selection, out: Any, store: str | None, program: s
     with opened(store, program) as app:
         desk = app.operate().letters
         letters = select(app.runtime.store, selection)
-        for letter in letters:
-            event = desk.event(letter.id)
-            line = letter_json(letter, desk.waiting(letter)) | {"rev": letter.rev, "lane": letter.lane}
-            out.write(json.dumps(line | _payload(event)) + "\n")
-    out.flush()
-    if out.name != "<stdout>" and not as_json:
+        lines = (_exported(desk, letter) for letter in letters)
+        if out in (None, "-"):
+            for line in lines:
+                click.echo(line)
+            return 0
+        with complete_file(out) as file:
+            file.writelines(line.encode() + b"\n" for line in lines)
+    if not as_json:
         click.echo(f"{plural(len(letters), 'letter')} exported", err=True)
     return 0
 
@@ -118,6 +119,11 @@ def _letters(desk: LetterDesk, lines: Sequence[_Line]) -> list[LetterRow]:
             )
         found.append(letter._replace(rev=one.rev))
     return found
+
+
+def _exported(desk: LetterDesk, letter: LetterRow) -> str:
+    line = letter_json(letter, desk.waiting(letter)) | {"rev": letter.rev, "lane": letter.lane}
+    return json.dumps(line | _payload(desk.event(letter.id)))
 
 
 def _payload(event: Any) -> dict[str, Any]:

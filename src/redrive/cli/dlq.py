@@ -88,7 +88,7 @@ def list_letters(
         return 0
     if not heads:
         what = "nothing waits behind dead letters" if parked else nothing
-        click.echo(what if not after else f"no more: {what}")
+        say(what if not after else f"no more: {what}")
         return 0
     rows = [
         (letter.id, letter.subscription, letter.type, letter.key or "", summary(letter), letter.attempts, waiting)

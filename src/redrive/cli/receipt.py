@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.render import block, emit_json, moment
+from redrive.cli.render import block, emit_json, moment, say
 
 if TYPE_CHECKING:
     from redrive.replay.bulk import BulkDesk, Operation
@@ -23,7 +23,7 @@ def report(bulk: BulkDesk, operation: Operation, as_json: bool, nothing: str = "
         emit_json(operation_json(operation) | {"letters": [asdict(one) for one in bad]})
         return
     if not operation.selected:
-        click.echo(nothing)
+        say(nothing)
         return
     click.echo(f"operation {operation.id}: {one_line(operation)}")
     for one in bad[:SHOWN]:

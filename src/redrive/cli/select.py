@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from redrive.cli.render import plain
-
 if TYPE_CHECKING:
     from redrive.app import App
     from redrive.replay.select import Selection
@@ -97,7 +95,7 @@ def nothing_like(app: App, selection: Selection, because: str) -> str:
         if given is not None and given not in known:
             near = difflib.get_close_matches(given, known, n=1)
             if near:
-                return f"no dead letters; did you mean {option} {plain(near[0])}?"
+                return f"no dead letters; did you mean {option} {near[0]}?"
     return "no dead letters"
 
 
