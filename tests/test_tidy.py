@@ -53,6 +53,7 @@ LAYERS: dict[str, set[str]] = {
     "declare": SHARED | PORTS | {"policy", "runtime", "tracking"},
     "app": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "declare", "tracking", "watch"},
     "admin": SHARED | PORTS | {"policy", "replay", "app"},
+    "__main__": {"cli"},
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "integrations": {"tracking"},  # what other libraries call: they see a switch, and never the engine
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it

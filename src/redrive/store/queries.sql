@@ -1205,7 +1205,7 @@ INSERT INTO redrive_landed (subscription, partition, position) VALUES (?, ?, ?)
 -- What happened to letters, in order, with what is known of each now: its subscription, its error, its event, its edit.
 -- `born` is whether it is the letter's first entry.
 SELECT j.seq, j.letter, j.rev, j.state, j.at,
-       NOT EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq),
+       CASE WHEN EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq) THEN 0 ELSE 1 END,
        s.name, s.source, j.position, l.lane, l.reason, l.attempts, l.first_failed_at, l.last_failed_at, l.error_type,
        l.error_message, l.fingerprint, l.resolved_by,
        (SELECT a.worker FROM redrive_attempts a WHERE a.letter = l.id ORDER BY a.id DESC LIMIT 1),
