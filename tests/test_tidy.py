@@ -35,7 +35,7 @@ SHARED = {"version",
     "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader",
     "settings", "subscription", "types", "units",
 }  # fmt: skip
-PORTS = {"store", "sources", "sinks"}
+PORTS = {"store", "sources", "sinks", "mirrors"}
 LAYERS: dict[str, set[str]] = {
     "policy": {"errors", "units"},
     **{name: SHARED | {"policy"} for name in SHARED},
@@ -43,8 +43,9 @@ LAYERS: dict[str, set[str]] = {
     "tracking": SHARED | {"policy", "store"},  # what comes before the store: a queue, and a file for bad times
     "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
-    "redis": SHARED | {"policy", "sources"},
-    "kafka": SHARED | {"policy", "sources"},
+    "mirrors": SHARED | {"policy", "store", "sinks"},  # lines that survive a crash are those of a sink
+    "redis": SHARED | {"policy", "sources", "sinks", "mirrors"},
+    "kafka": SHARED | {"policy", "sources", "sinks"},
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
@@ -68,7 +69,9 @@ TYPES_ONLY = {
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
     ("watch", "app"): "health and metrics are of the App they are handed",
     ("subscription", "sinks"): "a delivery holds the sink it is handed",
+    ("subscription", "mirrors"): "a mirror of letters is held as it is handed",
     ("subscription", "sources"): "an intake holds the broker it is handed",
+    ("sources", "sinks"): "a broker that events come from may take some, too",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
@@ -80,6 +83,8 @@ DRIVERS = {
     "redis/reading.py": {"redis"},
     "kafka/reading.py": {"confluent_kafka"},
     "kafka/trouble.py": {"confluent_kafka"},
+    "redis/sending.py": {"redis"},
+    "redis/letters.py": {"redis"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},

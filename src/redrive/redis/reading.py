@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 
 from redrive.errors import Halted, SourceDown
-from redrive.redis.ids import FIRST, id_of
+from redrive.redis.ids import FIRST, before, id_of
 from redrive.sources.codec import Place as Origin
 from redrive.sources.port import Message, Positions, Reader
 from redrive.sources.refusal import LOST, refusal
@@ -123,16 +123,17 @@ class OrderedReader(_Reader):
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         names = self.stream.streams
         with self.asking():
-            states, found = self._look(names, {number: positions.get(number) for number in range(len(names))}, limit)
+            states, anchors, found = self._look(names, positions, limit)
             messages: list[Message] = []
             ids = {}
             for number, name in enumerate(names):
-                place = self._place(positions.get(number), states[number])
-                lost = self._compare(number, name, place, states[number])
+                place, entries = self._place(positions.get(number), states[number]), found.get(name.encode(), [])
+                left = None if len(entries) == limit else len(entries)
+                self._check(name, place, states[number], anchors[number])
+                lost = self._compare(number, place, states[number], left)
                 if lost is not None:
                     messages.append(lost)
                     place = Place.of(lost.position)
-                entries = found.get(name.encode(), [])
                 messages += self._number(number, entries, place)
                 if len(entries) < limit and messages and messages[-1].partition == number:
                     last = messages[-1]  # there are no more: now the count is known, whatever was deleted
@@ -147,18 +148,19 @@ class OrderedReader(_Reader):
         return messages
 
     def _look(
-        self, names: list[str], positions: Mapping[int, str | None], limit: int
-    ) -> tuple[list[Census], dict[bytes, list[Entry]]]:
-        """What the server has, and the next entries: of one moment, so that nobody trims in between."""
+        self, names: list[str], positions: Positions, limit: int
+    ) -> tuple[list[Census], list[Any], dict[bytes, list[Entry]]]:
+        """What the server has, where we are, and the next entries: of one moment, so that nobody trims in between."""
         pipe = self.server.pipeline(transaction=True)
-        for name in names:
+        ids = {name: Place.of(positions.get(number, FIRST)).id for number, name in enumerate(names)}
+        for name, id in ids.items():
             pipe.xinfo_stream(name)
-        ids = {name: Place.of(positions[number] or FIRST).id for number, name in enumerate(names)}
+            pipe.xrange(name, id, id)
         pipe.xread(ids, count=limit)  # type: ignore[arg-type]
         *states, found = pipe.execute(raise_on_error=False)
         if isinstance(found, redis.RedisError):
             raise found
-        return [Census.of(state) for state in states], _by_name(found)
+        return [Census.of(state) for state in states[::2]], states[1::2], _by_name(found)
 
     def _place(self, position: str | None, census: Census) -> Place:
         """Where we are; what was gone before we came is not ours to miss."""
@@ -174,19 +176,32 @@ class OrderedReader(_Reader):
     def settled(self, messages: Sequence[Message]) -> None:
         """The place in the store is all there is to it."""
 
-    def _compare(self, number: int, name: str, place: Place, census: Census) -> Message | None:
-        """Has the server lost what we have read, or deleted what we have not?"""
+    def _check(self, name: str, place: Place, census: Census, anchor: Any) -> None:
+        """Is this the stream that we have read?"""
         if id_of(census.newest) < id_of(place.id):
             raise Halted(
                 f"{self.stream.log}: {place.id} was read from stream {name!r}, but its newest entry is "
                 f"{census.newest}: was the server emptied, or a backup restored? Bring back what it had"
             )
+        # Whoever lost its last entries and has a slower clock gives later ones smaller ids, which nobody would read.
+        untouched = census.added is not None and id_of(census.deleted) < id_of(place.id)
+        if untouched and census.oldest is not None and id_of(census.oldest) <= id_of(place.id) and not anchor:
+            raise Halted(
+                f"{self.stream.log}: {place.id} was read from stream {name!r}, which does not have it, and older ones: "
+                f"did another server take over? Look at what is before it, and then XTRIM {name} MINID {place.id}"
+            )
+
+    def _compare(self, number: int, place: Place, census: Census, left: int | None) -> Message | None:
+        """Has the server deleted what we have not read? `left`: so many are there, if known."""
         if id_of(census.deleted) > id_of(place.id):
             why = f"entries up to {census.deleted} were deleted, and not all of them had been read"
-            return self.lost(number, census.deleted, why)._replace(position=str(place))
-        trimmed = census.oldest is None or id_of(census.oldest) > id_of(place.id)
-        if trimmed and place.number is not None and census.added is not None:
-            missing = census.added - place.number - census.length
+            # How many is not known. Once nothing is left before them, they are behind us.
+            to = Place(place.id, None) if left != 0 else Place(census.deleted, census.added)
+            return self.lost(number, census.deleted, why)._replace(position=str(to))
+        if left is None and (census.oldest is None or id_of(census.oldest) > id_of(place.id)):
+            left = census.length
+        if left is not None and place.number is not None and census.added is not None:
+            missing = census.added - place.number - left
             if missing > 0:
                 why = f"{missing} entries after {place.id} were trimmed before they were read"
                 return self.lost(number, f"{place.id}+{missing}", why)._replace(
@@ -196,13 +211,17 @@ class OrderedReader(_Reader):
 
 
 class GroupReader(_Reader):
-    """Own pending entries first, then new ones; now and then what others have left behind."""
+    """Own pending entries first, then new ones; now and then what others have left behind.
+
+    The last message of a read carries, behind its id, up to where everything has landed that the group has handed out:
+    from there a group that is gone is made again. That is not the last one that has landed: others may still wait.
+    """
 
     def __init__(self, stream: Stream, group: str) -> None:
         super().__init__(stream, group)
         self._pending: str | None = FIRST  # from where on our own pending entries are still to be read
-        self._claim_at = 0.0
-        self._made = False
+        self._claim_at, self._claim_from = 0.0, FIRST
+        self._made, self._told = False, FIRST
 
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         with self.asking():
@@ -218,11 +237,10 @@ class GroupReader(_Reader):
                 return self._read(limit, wait)
 
     def _make(self, positions: Positions) -> None:
-        """The group, from the last entry that has landed on: never from `$`, which would pass over what came since."""
+        """The group, from where on not everything has landed: never from `$`, which would pass over what came since."""
         name = self.stream.name
-        start = positions.get(0, FIRST)
-        census = self.describe(name)
-        if id_of(census.newest) < id_of(start):
+        start = positions.get(0, FIRST).rpartition(";")[2]
+        if id_of(self.describe(name).newest) < id_of(start):
             start = FIRST  # another stream of that name: what has landed is recognised by its id
         try:
             self.server.xgroup_create(name, self.group, id=start, mkstream=True)
@@ -233,39 +251,97 @@ class GroupReader(_Reader):
 
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
         if self._pending is not None:
-            found = list(_by_stream(self.server.xreadgroup(
-                self.group, CONSUMER, {self.stream.name: self._pending}, count=limit
-            )))  # fmt: skip
-            entries = found[0][1] if found else []
+            low, found = self._ask(lambda pipe: self._get(pipe, str(self._pending), limit))
+            entries = _entries(found)
             self._pending = entries[-1][0].decode() if entries else None
             if entries:
-                return [self.message(0, entry) for entry in entries]
-        if time.monotonic() >= self._claim_at:
-            self._claim_at = time.monotonic() + self.stream.min_idle / 2
-            if left := self._claim():
-                return left
-        block = max(1, round(wait * 1000)) if wait > 0 else None
-        found = list(_by_stream(self.server.xreadgroup(
-            self.group, CONSUMER, {self.stream.name: ">"}, count=limit, block=block
-        )))  # fmt: skip
-        return [self.message(0, entry) for _, entries in found for entry in entries]
+                return self._messages(entries, low)
+        if time.monotonic() >= self._claim_at and (left := self._claim(limit)):
+            return left
+        return self._new(limit, wait)
 
-    def _claim(self) -> list[Message]:
-        """What a consumer took and did not finish; the ids of what was deleted meanwhile are told by newer servers."""
-        answer: Any = self.server.xautoclaim(
-            self.stream.name, self.group, CONSUMER, min_idle_time=round(self.stream.min_idle * 1000), count=CLAIM_MAX
+    def _new(self, limit: int, wait: float) -> Sequence[Message]:
+        """What nobody has had yet; and what nobody will have, because it is gone."""
+        name = self.stream.name
+
+        def look(pipe: Any) -> None:
+            pipe.xinfo_stream(name)
+            pipe.xinfo_groups(name)
+            self._get(pipe, ">", limit)
+
+        low, state, groups, found = self._ask(look)
+        lost = self._compare(Census.of(state), next(one for one in groups if _text(one["name"]) == self.group))
+        if lost is not None:
+            return [lost, *self._messages(_entries(found), low)]
+        if not found and wait > 0:
+            found = self._get(self.server, ">", limit, max(1, round(wait * 1000)))
+        return self._messages(_entries(found), low)
+
+    def _ask(self, queue: Callable[[Any], None]) -> tuple[Any, ...]:
+        """Answers of one moment, the first of them: the oldest id that somebody has and has not finished, if any."""
+        pipe = self.server.pipeline(transaction=True)
+        pipe.xpending(self.stream.name, self.group)
+        queue(pipe)
+        waiting, *rest = pipe.execute()
+        return (waiting["min"] if waiting["pending"] else None), *rest
+
+    def _get(self, server: Any, start: str, limit: int, block: int | None = None) -> Any:
+        return server.xreadgroup(self.group, CONSUMER, {self.stream.name: start}, count=limit, block=block)
+
+    def _messages(self, entries: list[Entry], oldest: bytes | None) -> list[Message]:
+        found = [self.message(0, entry) for entry in entries]
+        if found:
+            last = found[-1]
+            low = last.position if oldest is None else before(oldest)
+            found[-1] = last._replace(position=f"{last.position};{low}")
+        return found
+
+    def _compare(self, census: Census, group: Mapping[str, Any]) -> Message | None:
+        """Was anything deleted before the group handed it out? Servers before 7.0 do not tell."""
+        at, count = _text(group["last-delivered-id"]), group.get("entries-read")
+        gone = id_of(census.oldest or census.newest) > id_of(at)
+        missing = census.added - count - census.length if gone and count is not None and census.added is not None else 0
+        where = (
+            census.deleted if id_of(census.deleted) > id_of(at) else f"{at}+{missing}" if missing > 0 else self._told
         )
-        entries = [entry for entry in answer[1] if entry[0] is not None]
-        deleted = answer[2] if len(answer) > 2 else []
-        return [self.message(0, entry) for entry in entries] + [self.message(0, (id, None)) for id in deleted]
+        if where == self._told:
+            return None
+        self._told = where
+        return self.lost(0, where, f"entries after {at} were deleted or trimmed before anybody had read them")
+
+    def _claim(self, limit: int) -> Sequence[Message]:
+        """What a consumer took and did not finish, and who is gone with nothing left to do."""
+        low, answer = self._ask(
+            lambda pipe: pipe.xautoclaim(
+                self.stream.name, self.group, CONSUMER, min_idle_time=round(self.stream.min_idle * 1000),
+                start_id=self._claim_from, count=CLAIM_MAX,
+            )
+        )  # fmt: skip
+        self._claim_from = _text(answer[0])
+        if self._claim_from == FIRST:
+            self._claim_at = time.monotonic() + self.stream.min_idle / 2
+        entries: list[Entry] = [entry for entry in answer[1] if entry[0] is not None]
+        entries += [(id, None) for id in (answer[2] if len(answer) > 2 else ())]
+        if len(answer[1]) > len(
+            entries
+        ):  # an old server does not say which were deleted: they are ours now, look there
+            self._pending = FIRST
+            return self._messages(entries, low) or self._read(limit, 0.0)
+        return self._messages(entries, low)
 
     def settled(self, messages: Sequence[Message]) -> None:
-        with self.asking():
-            self.server.xack(self.stream.name, self.group, *[message.position for message in messages])
+        if messages:
+            with self.asking():
+                ids = [message.position.partition(";")[0] for message in messages]
+                self.server.xack(self.stream.name, self.group, *ids)
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _entries(found: Any) -> list[Entry]:
+    return [entry for _, entries in _by_stream(found) for entry in entries]
 
 
 def _by_name(found: Any) -> dict[bytes, list[Entry]]:

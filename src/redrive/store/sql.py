@@ -65,6 +65,8 @@ class Sql:
 
     __slots__ = ("connection", "queries")
 
+    is_far = False  # a statement costs a round trip, whatever it does
+
     def __init__(self, connection: Connection, queries: Mapping[str, str]) -> None:
         self.connection = connection
         self.queries = queries
