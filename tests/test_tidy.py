@@ -56,7 +56,7 @@ LAYERS: dict[str, set[str]] = {
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "integrations": {"tracking"},  # what other libraries call: they see a switch, and never the engine
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
-    "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
+    "testing": SHARED | PORTS | {"policy", "redis", "runner", "replay", "runtime", "app"},
     "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking", "watch"},
 }
 LAYER_EXCEPTIONS = {
@@ -81,9 +81,11 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
-    "kafka/reading.py": {"confluent_kafka"},
-    "kafka/trouble.py": {"confluent_kafka"},
+    "testing/sim/streams.py": {"redis"},
     "redis/sending.py": {"redis"},
+    "kafka/reading.py": {"confluent_kafka"},
+    "kafka/sending.py": {"confluent_kafka"},
+    "kafka/trouble.py": {"confluent_kafka"},
     "redis/letters.py": {"redis"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},

@@ -1206,8 +1206,8 @@ INSERT INTO redrive_landed (subscription, partition, position) VALUES (?, ?, ?)
 -- `born` is whether it is the letter's first entry.
 SELECT j.seq, j.letter, j.rev, j.state, j.at,
        NOT EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq),
-       s.name, s.source, l.lane, l.reason, l.attempts, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message,
-       l.fingerprint, l.resolved_by,
+       s.name, s.source, j.position, l.lane, l.reason, l.attempts, l.first_failed_at, l.last_failed_at, l.error_type,
+       l.error_message, l.fingerprint, l.resolved_by,
        (SELECT a.worker FROM redrive_attempts a WHERE a.letter = l.id ORDER BY a.id DESC LIMIT 1),
        e.id, e.type, e.key, e.schema, e.time_us, e.headers, e.data, d.data
 FROM redrive_journal j JOIN redrive_letters l ON l.id = j.letter JOIN redrive_subscriptions s ON s.id = j.subscription
