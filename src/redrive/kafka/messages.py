@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,16 +37,33 @@ class Decoder:
         generation = "" if topic.generation == 1 else f"~{topic.generation}"  # offsets begin again, ids must not
         self.prefix = f"{topic.name}{generation}/"
 
-    def __call__(self, message: Any) -> Message:
-        """The event, or the refusal that stands for it."""
-        partition, offset = message.partition(), message.offset()
-        id, time_us = f"{self.prefix}{partition}/{offset}", max(message.timestamp()[1], 0) * 1_000
-        raw_key, value = message.key(), message.value()
+    def __call__(self, messages: Iterable[Any]) -> list[Message]:
+        """The events, or the refusals that stand for them."""
+        found, name, prefix, keys, is_plain = [], self._name, self.prefix, self._keys, self._is_plain
+        for message in messages:
+            partition, offset, raw_key, value = message.partition(), message.offset(), message.key(), message.value()
+            id, time_us = f"{prefix}{partition}/{offset}", message.timestamp()[1] * 1_000
+            key, headers = keys.get(raw_key), message.headers()
+            # Most messages have nothing special about them. Others take the long way, which says what is wrong.
+            if is_plain and not headers and value and time_us >= 0 and (key or not raw_key):
+                try:
+                    if b'"specversion"' not in value:
+                        event = NewEvent(id, name, key, 1, time_us, None, check_data(value), None, False)
+                        found.append(Message(partition, str(offset), event, False))
+                        continue
+                except EventError:
+                    pass
+            found.append(self._one(partition, offset, id, max(time_us, 0), raw_key, value, headers or ()))
+        return found
+
+    def _one(
+        self, partition: int, offset: int, id: str, time_us: int, raw_key: bytes | None, value: bytes | None,
+        headers: Headers,
+    ) -> Message:  # fmt: skip
         try:
             key = _text(self._keys, raw_key, check_key) if raw_key else None
         except (EventError, UnicodeDecodeError) as error:
-            return Message(partition, str(offset), _keyless(id, time_us, raw_key, value, error), False)
-        headers = message.headers() or ()
+            return Message(partition, str(offset), _keyless(id, time_us, raw_key or b"", value, error), False)
         event, has_id = (
             self._quick(headers, value, id, key, time_us)
             or self._decoded(headers, value, Place(id, self._name, key, time_us))
@@ -56,7 +73,7 @@ class Decoder:
     def _quick(
         self, headers: Headers, value: bytes | None, id: str, key: str | None, time_us: int
     ) -> tuple[NewEvent, bool] | None:
-        """Most messages have nothing special about them. None: take the long way, which says what is wrong."""
+        """With headers for the type and the id, and no others. None: take the long way."""
         if not self._is_plain or value is None or b'"specversion"' in value:
             return None
         kind, given = self._name, b""
@@ -73,7 +90,7 @@ class Decoder:
             check_data(value)
         except (EventError, UnicodeDecodeError):
             return None
-        return NewEvent(id, kind, key, 1, time_us, None, value, may_repeat=False), bool(given)
+        return NewEvent(id, kind, key, 1, time_us, None, value, None, False), bool(given)
 
     def _decoded(self, headers: Headers, value: bytes | None, place: Place) -> tuple[NewEvent, bool]:
         fields = {name: _readable(text) for name, text in headers}

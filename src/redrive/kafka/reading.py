@@ -131,8 +131,7 @@ class TopicReader(Reader):
                 self._heard(message, error)
             elif not (self._anchored and self._is_anchor(message)):
                 good.append(message)
-        decode = self._decoder
-        messages = [decode(message) for message in good]
+        messages = self._decoder(good)
         for partition, index in {message.partition: index for index, message in enumerate(messages)}.items():
             last = good[index]
             place = Place(last.offset() + 1, anchor_of(last), self.topic.generation)
