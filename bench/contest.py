@@ -88,6 +88,7 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         Contestant("delivery", "delivery", "bench.delivery:delivery", lambda lab: _big_file(lab, sizes.delivered)),
         Contestant("to a file", "delivery", "bench.delivery:to_file", own_file),
         Contestant("to stdout", "delivery", "bench.delivery:to_stdout", own_file),
+        plain("outbox", "delivery", "bench.outbox:relay", n=n),
         plain("recovery", "recovery", "bench.recovery:recovery", outages=sizes.outages),
         plain("latency", "latency", "bench.latency:latency", per_second=sizes.latency_per_second,
               seconds=sizes.latency_seconds, idle_seconds=sizes.idle_seconds),

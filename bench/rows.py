@@ -81,6 +81,7 @@ ROWS: tuple[Row, ...] = (
     Row("delivery", "the same per second of processor time", "x", 0.8, None, figure("delivery", "cpu_share")),
     Row("delivery", "delivery to a file, synced", "events/s", 50_000, None, figure("to a file", "rate")),
     Row("delivery", "delivery to stdout", "events/s", 50_000, None, figure("to stdout", "rate")),
+    Row("delivery", "outbox to Valkey, key order kept", "events/s", 20_000, None, figure("outbox", "rate")),
     _low("recovery", "dependency back to breaker closed, worst", "s", 60, None, figure("recovery", "worst_seconds")),
     _low("recovery", "the same where the sink has a probe", "s", 60, 10, figure("recovery", "probed_worst_seconds")),
     _low("latency", "append to applied, 500/s, other process, p50", "ms", 2, 1, figure("latency", "p50_ms")),

@@ -14,6 +14,7 @@ from redrive.redis import Stream
 from redrive.sources.port import Source
 from redrive.testing.brokers import VARIABLE, Valkey
 from redrive.testing.contracts import BrokerContract
+from redrive.testing.sim.streams import SimulatedStream, Streams
 
 GIVEN = os.environ.get(VARIABLE)
 
@@ -89,4 +90,45 @@ class TestPartitioned(_Streams):
 
 
 class TestThroughAGroup(_Streams):
+    how: ClassVar[dict[str, Any]] = {}
+
+
+class _Simulated(BrokerContract):
+    """The server that the plays of tests/simulation/test_brokers.py are about."""
+
+    how: ClassVar[dict[str, Any]]
+    can_break = can_lose = can_forget = True
+
+    def make_source(self) -> Source:
+        return SimulatedStream(self.server, "orders", **self.how)
+
+    def setup_method(self) -> None:
+        self.server = Streams()
+        super().setup_method()
+
+    def say(self, data: Any, *, key: str, id: str | None = None) -> None:
+        fields = {"type": "order.placed", "key": key, "data": json.dumps(data)} | ({"id": id} if id else {})
+        self.server.add("orders", fields)
+
+    def spoil(self) -> None:
+        self.server.add("orders", {"type": "order.placed", "key": "a", "data": '{"n": '})
+
+    def lose(self) -> None:
+        self.server.trim("orders", 1)
+
+    def forget(self) -> None:
+        self.server.fail_over()
+
+    def break_down(self) -> None:
+        self.server.trouble = lambda command: "before"
+
+    def recover(self) -> None:
+        self.server.trouble = lambda command: ""
+
+
+class TestSimulatedInOrder(_Simulated):
+    how: ClassVar[dict[str, Any]] = {"partitions": 1}
+
+
+class TestSimulatedThroughAGroup(_Simulated):
     how: ClassVar[dict[str, Any]] = {}

@@ -10,6 +10,7 @@ import pytest
 from redrive import App, Event, Tx, UsageError
 from redrive.redis import Stream
 from redrive.redis.ids import id_of
+from redrive.runner import land
 from redrive.testing import Harness
 from redrive.testing.failpoints import FailpointHit, failpoint
 
@@ -102,6 +103,26 @@ def test_a_death_at_any_step_neither_loses_nor_doubles(
 
 
 @WAYS
+@pytest.mark.parametrize("place", ["land.fenced", "land.before_commit", "land.committed"])
+def test_a_death_while_the_next_read_is_under_way_neither_loses_nor_doubles(
+    shops: Any, server: Any, way: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(land, "READ_MAX", 3)  # always a backlog: always one ahead
+    shop, ids = shops(**way), say(server, 20)
+    for _ in range(3):
+        with failpoint(place, FailpointHit):
+            shop.harness.run_until_idle()
+        shop.harness.advance("1m")
+        ids += say(server, 7)
+    shop.harness.run_until_idle()
+    assert sorted(id for id, _, _ in shop.given) == sorted(f"orders:{id}" for id in ids)
+    if shop.stream.ordered:
+        assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
+    else:
+        assert server.xpending("orders", "shop.orders")["pending"] == 0
+
+
+@WAYS
 def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: Any, way: dict[str, Any]) -> None:
     shop = shops(**way)
     server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})
@@ -117,6 +138,16 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     assert [(one.type, one.key) for one in letters] == [
         ("order.placed", "k"), ("redrive.refused", None), ("redrive.refused", None),
     ]  # fmt: skip
+
+
+def test_what_could_not_be_read_is_an_event_once_it_was_edited(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})
+    shop.harness.run_until_idle()
+    (letter,) = shop.harness.letters("dead")
+    shop.app.operate().letters.edit(letter.id, {"n": 7}, "what was meant")
+    shop.harness.replay()
+    assert [said for _, _, said in shop.given] == ["{'n': 7}"]
 
 
 @WAYS
@@ -320,3 +351,18 @@ def test_who_takes_over_with_a_slower_clock_halts_who_reads_in_order(shops: Any,
     server.xtrim("orders", minid="20-0", approximate=False)
     shop.harness.advance("5m")
     assert [said for _, _, said in shop.given] == ["1", "2", "4"]
+
+
+def test_what_is_trimmed_while_there_is_no_group_is_told(shops: Any, server: Any) -> None:
+    shop = shops(**GROUP)
+    say(server, 3)
+    shop.harness.run_until_idle()
+    server.xgroup_destroy("orders", "shop.orders")
+    ids = say(server, 4)
+    server.xtrim("orders", maxlen=1, approximate=False)
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["lost_at_source"]
+    assert [id for id, _, _ in shop.given][3:] == [f"orders:{ids[-1]}"]
+    shop.harness.restart()
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["lost_at_source"]

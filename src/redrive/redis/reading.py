@@ -13,13 +13,14 @@ from redrive.errors import Halted, SourceDown
 from redrive.redis.ids import FIRST, before, id_of
 from redrive.sources.codec import Place as Origin
 from redrive.sources.port import Message, Positions, Reader
+from redrive.sources.quick import Quick
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
 
 if TYPE_CHECKING:
     from redrive.redis.stream import Stream
 
-Entry = tuple[bytes, Mapping[bytes, bytes] | None]
+Entry = tuple[bytes, Sequence[bytes] | Mapping[bytes, bytes] | None]  # the fields in a row, or by name
 CONSUMER = "redrive"  # one owner at a time: whoever takes over has the pending entries of the one before
 CLAIM_MAX = 100
 
@@ -29,6 +30,9 @@ class _Reader(Reader):
         self.stream, self.group = stream, group
         with self.asking():
             self.server = stream.connect()
+        for command in ("XREAD", "XREADGROUP"):  # entries as they come: theirs would be a dict each
+            self.server.set_response_callback(command, _as_it_is)
+        self._names, self._quick = stream.streams, Quick(stream.codec, stream.name)
 
     def close(self) -> None:
         self.server.close()
@@ -43,14 +47,19 @@ class _Reader(Reader):
 
     def message(self, partition: int, entry: Entry) -> Message:
         """An entry as an event, or as the refusal that stands for it."""
-        stream, (where, fields) = self.stream, entry
-        position = where.decode()
-        place = Origin(f"{stream.streams[partition]}:{position}"[-200:], stream.name, None, id_of(position)[0] * 1_000)
+        where, fields = entry
+        position, name = where.decode(), self._names[partition]
         if not fields:  # handed out once, and deleted since: every entry has fields
             return self.lost(partition, position, f"entry {position} was deleted before it was read")
-        named = {name.decode("utf-8", "backslashreplace"): value for name, value in fields.items()}
-        event, has_id = stream.codec.decode(named, named.get(stream.codec.data), place)
-        return Message(partition, position, event, has_id)
+        id, time_us = f"{name}:{position}"[-200:], int(where[: where.index(b"-")]) * 1_000
+        if isinstance(fields, Mapping):
+            fields = [part for field in fields.items() for part in field]
+        found = self._quick.decode(fields, id, time_us)
+        if found is None:
+            names = [name.decode("utf-8", "backslashreplace") for name in fields[::2]]
+            named, codec = dict(zip(names, fields[1::2], strict=True)), self.stream.codec
+            found = codec.decode(named, named.get(codec.data), Origin(id, self.stream.name, None, time_us))
+        return Message(partition, position, *found)
 
     def lost(self, partition: int, position: str, why: str) -> Message:
         """What the server does not have any more is told, in its place."""
@@ -167,10 +176,10 @@ class OrderedReader(_Reader):
         return Place(FIRST, census.gone) if position is None else Place.of(position)
 
     def _number(self, partition: int, entries: list[Entry], place: Place) -> list[Message]:
-        found = []
-        for more, entry in enumerate(entries, 1):
-            message = self.message(partition, entry)
-            found.append(message._replace(position=str(place.after(message.position, more))))
+        """With the last of them, how far that is: what is between lands with it or not at all."""
+        found = [self.message(partition, entry) for entry in entries]
+        if found:
+            found[-1] = found[-1]._replace(position=str(place.after(found[-1].position, len(found))))
         return found
 
     def settled(self, messages: Sequence[Message]) -> None:
@@ -239,11 +248,14 @@ class GroupReader(_Reader):
     def _make(self, positions: Positions) -> None:
         """The group, from where on not everything has landed: never from `$`, which would pass over what came since."""
         name = self.stream.name
-        start = positions.get(0, FIRST).rpartition(";")[2]
-        if id_of(self.describe(name).newest) < id_of(start):
+        _, start, number = [*positions.get(0, f";{FIRST}").split(";"), ""][:3]
+        census = self.describe(name)
+        if id_of(census.newest) < id_of(start):
             start = FIRST  # another stream of that name: what has landed is recognised by its id
+        # With the number, a server that counts goes on counting, and what was trimmed meanwhile is missed.
+        count = census.gone if start == FIRST else int(number) if number else None
         try:
-            self.server.xgroup_create(name, self.group, id=start, mkstream=True)
+            self.server.xgroup_create(name, self.group, id=start, mkstream=True, entries_read=count)
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -261,21 +273,20 @@ class GroupReader(_Reader):
         return self._new(limit, wait)
 
     def _new(self, limit: int, wait: float) -> Sequence[Message]:
-        """What nobody has had yet; and what nobody will have, because it is gone."""
+        """What nobody has had yet. What nobody will have, because it is gone, lands before the group moves past it."""
         name = self.stream.name
 
         def look(pipe: Any) -> None:
             pipe.xinfo_stream(name)
             pipe.xinfo_groups(name)
-            self._get(pipe, ">", limit)
 
-        low, state, groups, found = self._ask(look)
-        lost = self._compare(Census.of(state), next(one for one in groups if _text(one["name"]) == self.group))
+        low, state, groups = self._ask(look)
+        group = next(one for one in groups if _text(one["name"]) == self.group)
+        lost = self._compare(Census.of(state), group, low)
         if lost is not None:
-            return [lost, *self._messages(_entries(found), low)]
-        if not found and wait > 0:
-            found = self._get(self.server, ">", limit, max(1, round(wait * 1000)))
-        return self._messages(_entries(found), low)
+            return [lost]
+        found = self._get(self.server, ">", limit, max(1, round(wait * 1000)) if wait > 0 else None)
+        return self._messages(_entries(found), low, group.get("entries-read"))
 
     def _ask(self, queue: Callable[[Any], None]) -> tuple[Any, ...]:
         """Answers of one moment, the first of them: the oldest id that somebody has and has not finished, if any."""
@@ -288,18 +299,22 @@ class GroupReader(_Reader):
     def _get(self, server: Any, start: str, limit: int, block: int | None = None) -> Any:
         return server.xreadgroup(self.group, CONSUMER, {self.stream.name: start}, count=limit, block=block)
 
-    def _messages(self, entries: list[Entry], oldest: bytes | None) -> list[Message]:
+    def _messages(self, entries: list[Entry], oldest: bytes | None, number: int | None = None) -> list[Message]:
         found = [self.message(0, entry) for entry in entries]
         if found:
-            last = found[-1]
-            low = last.position if oldest is None else before(oldest)
-            found[-1] = last._replace(position=f"{last.position};{low}")
+            found[-1] = self._noted(found[-1], oldest, None if number is None else number + len(found))
         return found
 
-    def _compare(self, census: Census, group: Mapping[str, Any]) -> Message | None:
+    def _noted(self, last: Message, oldest: bytes | None, number: int | None) -> Message:
+        """With where a group would be made again: behind it if nobody has anything else, and then its number, too."""
+        if oldest is not None:
+            return last._replace(position=f"{last.position};{before(oldest)}")
+        return last._replace(position=f"{last.position};{last.position};{'' if number is None else number}")
+
+    def _compare(self, census: Census, group: Mapping[str, Any], low: bytes | None) -> Message | None:
         """Was anything deleted before the group handed it out? Servers before 7.0 do not tell."""
         at, count = _text(group["last-delivered-id"]), group.get("entries-read")
-        gone = id_of(census.oldest or census.newest) > id_of(at)
+        gone = census.oldest is None or id_of(census.oldest) > id_of(at)
         missing = census.added - count - census.length if gone and count is not None and census.added is not None else 0
         where = (
             census.deleted if id_of(census.deleted) > id_of(at) else f"{at}+{missing}" if missing > 0 else self._told
@@ -307,7 +322,8 @@ class GroupReader(_Reader):
         if where == self._told:
             return None
         self._told = where
-        return self.lost(0, where, f"entries after {at} were deleted or trimmed before anybody had read them")
+        lost = self.lost(0, where, f"entries after {at} were deleted or trimmed before anybody had read them")
+        return self._noted(lost._replace(position=at), low, None if count is None else count + max(0, missing))
 
     def _claim(self, limit: int) -> Sequence[Message]:
         """What a consumer took and did not finish, and who is gone with nothing left to do."""
@@ -350,9 +366,8 @@ def _by_name(found: Any) -> dict[bytes, list[Entry]]:
 
 def _by_stream(found: Any) -> Iterator[tuple[bytes, list[Entry]]]:
     """What XREAD and XREADGROUP answer, in both versions of the protocol."""
-    if isinstance(found, dict):
-        for name, lists in found.items():
-            yield name, [entry for entries in lists for entry in entries]
-    else:
-        for name, entries in found or ():
-            yield name, entries
+    yield from found.items() if isinstance(found, dict) else found or ()
+
+
+def _as_it_is(answer: Any, **_: Any) -> Any:
+    return answer
