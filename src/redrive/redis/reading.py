@@ -46,10 +46,12 @@ class _Reader(Reader):
         except (redis.RedisError, OSError) as error:
             raise SourceDown(f"{self.stream.log}: {type(error).__name__}: {error}") from error
 
-    def messages(self, partition: int, entries: Sequence[Entry]) -> list[Message]:
-        """Entries as events, or as the refusals that stand for them."""
+    def messages(self, partition: int, entries: list[Entry]) -> list[Message]:
+        """Entries as events, or as the refusals that stand for them; they are used up."""
         found, name, decode = [], self._names[partition], self._quick.decode
-        for where, fields in entries:
+        entries.reverse()
+        while entries:  # what is read is gone at once: thousands of lists keep the collector busy
+            where, fields = entries.pop()
             position, read = where.decode(), None
             id, time_us = f"{name}:{position}"[-200:], int(where[: where.index(b"-")]) * 1_000
             if type(fields) is list:
@@ -153,7 +155,7 @@ class OrderedReader(_Reader):
                     messages.append(lost)
                     place = Place.of(lost.position)
                 messages += self._number(number, entries, place)
-                if len(entries) < limit and messages and messages[-1].partition == number:
+                if left is not None and messages and messages[-1].partition == number:
                     last = messages[-1]  # there are no more: now the count is known, whatever was deleted
                     at = Place(Place.of(last.position).id, states[number].added)
                     messages[-1] = last._replace(position=str(at))
