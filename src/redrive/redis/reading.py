@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Entry = tuple[bytes, Sequence[bytes] | Mapping[bytes, bytes] | None]  # the fields in a row, or by name
 CONSUMER = "redrive"  # one owner at a time: whoever takes over has the pending entries of the one before
 CLAIM_MAX = 100
+LOOK_SECONDS = 0.1  # the longest time for which nobody asks what the server has lost
 
 
 class _Reader(Reader):
@@ -140,12 +141,18 @@ class Census(NamedTuple):
 class OrderedReader(_Reader):
     """From where the store says, one entry after the other."""
 
+    _look_at = 0.0  # until then what we wait for may come without a look at everything else
+
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
-        names = self.stream.streams
+        names = self._names
+        if wait > 0 and time.monotonic() < self._look_at and len(positions) == len(names):
+            with self.asking():
+                return self._wait([Place.of(positions[number]) for number in range(len(names))], limit, wait)
+        self._look_at = time.monotonic() + LOOK_SECONDS
         with self.asking():
             states, anchors, found = self._look(names, positions, limit)
             messages: list[Message] = []
-            ids = {}
+            places = []
             for number, name in enumerate(names):
                 place, entries = self._place(positions.get(number), states[number]), found.get(name.encode(), [])
                 left = None if len(entries) == limit else len(entries)
@@ -159,12 +166,16 @@ class OrderedReader(_Reader):
                     last = messages[-1]  # there are no more: now the count is known, whatever was deleted
                     at = Place(Place.of(last.position).id, states[number].added)
                     messages[-1] = last._replace(position=str(at))
-                ids[name] = place.id
-            if not messages and wait > 0:
-                later = _by_name(self.server.xread(ids, count=limit, block=round(wait * 1000)))  # type: ignore[arg-type]
-                for number, name in enumerate(names):
-                    place = self._place(positions.get(number), states[number])
-                    messages += self._number(number, later.get(name.encode(), []), place)
+                places.append(place)
+            return messages if messages or wait <= 0 else self._wait(places, limit, wait)
+
+    def _wait(self, places: list[Place], limit: int, wait: float) -> list[Message]:
+        """What comes next, as soon as it comes. What was lost meanwhile is missed at the next look: it is counted."""
+        ids: dict[Any, Any] = {name: place.id for name, place in zip(self._names, places, strict=True)}
+        found = _by_name(self.server.xread(ids, count=limit, block=round(wait * 1000)))
+        messages: list[Message] = []
+        for number, (name, place) in enumerate(zip(self._names, places, strict=True)):
+            messages += self._number(number, found.get(name.encode(), []), place)
         return messages
 
     def _look(
