@@ -367,9 +367,7 @@ class GroupReader(_Reader):
             self._tidy()
         entries: list[Entry] = [entry for entry in answer[1] if entry[0] is not None]
         entries += [(id, None) for id in (answer[2] if len(answer) > 2 else ())]
-        if len(answer[1]) > len(
-            entries
-        ):  # an old server does not say which were deleted: they are ours now, look there
+        if None in {id for id, _ in answer[1]}:  # an old server does not say which it deleted: they are ours now
             self._pending = FIRST
             return self._messages(entries, low) or self._read(limit, 0.0)
         return self._messages(entries, low)
