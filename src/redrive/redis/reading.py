@@ -25,6 +25,16 @@ Entry = tuple[bytes, Sequence[bytes] | Mapping[bytes, bytes] | None]  # the fiel
 CONSUMER = "redrive"  # one owner at a time: whoever takes over has the pending entries of the one before
 CLAIM_MAX = 100
 LOOK_SECONDS = 0.1  # the longest time for which nobody asks what the server has lost
+# Who is gone and has nothing: in one step, because with a consumer the server deletes what it has not finished.
+TIDY = """
+for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+    local one = {}
+    for i = 1, #row, 2 do one[row[i]] = row[i + 1] end
+    if one.name ~= ARGV[2] and one.pending == 0 and one.idle > tonumber(ARGV[3]) then
+        redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], one.name)
+    end
+end
+"""
 
 
 class _Reader(Reader):
@@ -253,6 +263,8 @@ class GroupReader(_Reader):
         self._pending: str | None = FIRST  # from where on our own pending entries are still to be read
         self._claim_at, self._claim_from = 0.0, FIRST
         self._made, self._told = False, FIRST
+        self._gap: str | None = None  # from where on we look for what the group handed out and nobody has
+        self._tidies = True
 
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         with self.asking():
@@ -281,6 +293,7 @@ class GroupReader(_Reader):
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
+            self._gap = start if positions and start != FIRST else None
         self._made = True
 
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
@@ -290,9 +303,33 @@ class GroupReader(_Reader):
             self._pending = entries[-1][0].decode() if entries else None
             if entries:
                 return self._messages(entries, low)
+        if self._gap is not None and (left := self._missed(self._gap, limit)):
+            return left
         if time.monotonic() >= self._claim_at and (left := self._claim(limit)):
             return left
         return self._new(limit, wait)
+
+    def _missed(self, gap: str, limit: int) -> Sequence[Message]:
+        """What was handed out to us and is not pending: who deletes a consumer deletes what it has not finished.
+
+        Most of it has landed, and is recognised. With others in the group it may be theirs, and finished.
+        """
+        name = self.stream.name
+
+        def look(pipe: Any) -> None:
+            pipe.xinfo_groups(name)
+            pipe.xinfo_consumers(name, self.group)
+            pipe.xrange(name, f"({gap}", "+", count=limit)
+
+        low, groups, consumers, found = self._ask(look)
+        at = id_of(self._of(groups)["last-delivered-id"])
+        alone = all(_text(one["name"]) == CONSUMER for one in consumers)
+        entries = [entry for entry in found if id_of(entry[0]) <= at] if alone else []
+        self._gap = _text(entries[-1][0]) if entries else None
+        return self._messages(entries, low)
+
+    def _of(self, groups: Any) -> Any:
+        return next(one for one in groups if _text(one["name"]) == self.group)
 
     def _new(self, limit: int, wait: float) -> Sequence[Message]:
         """What nobody has had yet. What nobody will have, because it is gone, lands before the group moves past it."""
@@ -303,7 +340,7 @@ class GroupReader(_Reader):
             pipe.xinfo_groups(name)
 
         low, state, groups = self._ask(look)
-        group = next(one for one in groups if _text(one["name"]) == self.group)
+        group = self._of(groups)
         lost = self._compare(Census.of(state), group, low)
         if lost is not None:
             return [lost]
@@ -358,14 +395,22 @@ class GroupReader(_Reader):
         self._claim_from = _text(answer[0])
         if self._claim_from == FIRST:
             self._claim_at = time.monotonic() + self.stream.min_idle / 2
+            self._tidy()
         entries: list[Entry] = [entry for entry in answer[1] if entry[0] is not None]
         entries += [(id, None) for id in (answer[2] if len(answer) > 2 else ())]
-        if len(answer[1]) > len(
-            entries
-        ):  # an old server does not say which were deleted: they are ours now, look there
+        if None in {id for id, _ in answer[1]}:  # an old server does not say which it deleted: they are ours now
             self._pending = FIRST
             return self._messages(entries, low) or self._read(limit, 0.0)
         return self._messages(entries, low)
+
+    def _tidy(self) -> None:
+        """Let go of consumers that have been gone for long and have nothing left to do; if we may."""
+        if self._tidies:
+            idle = round(self.stream.min_idle * 1000)
+            try:
+                self.server.eval(TIDY, 1, self.stream.name, self.group, CONSUMER, str(idle))
+            except redis.ResponseError:  # scripts are not allowed here: nobody is harmed by an empty name in a list
+                self._tidies = False
 
     def settled(self, messages: Sequence[Message]) -> None:
         if messages:
