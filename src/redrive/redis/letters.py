@@ -212,7 +212,10 @@ def _shown(parts: Any) -> str:
 
 
 def _connect(url: str) -> Redis:
-    return redis.Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=30.0, health_check_interval=0)
+    try:
+        return redis.Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=30.0, health_check_interval=0)
+    except ValueError as error:
+        raise UsageError(f"that is no address of a Redis server: {error}") from None
 
 
 def _stream(source: str) -> str:
