@@ -23,7 +23,7 @@ from redrive.policy.retry import tuned
 from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
 from redrive.store.append import append_all
-from redrive.store.port import StoreTx
+from redrive.store.port import Store, StoreTx
 from redrive.store.sql import Row
 from redrive.subscription import Subscription, overruled_letters
 
@@ -173,7 +173,7 @@ class App(Declarations):
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
         lifespan = lambda: self._lifespan and self._lifespan(self)  # noqa: E731
-        return supervised(self.runtime, self._selected(only, exclude), lifespan, _heal)
+        return supervised(self.runtime, self._selected(only, exclude), lifespan, _heal, _trim)
 
     def _watched(self) -> AbstractContextManager[Any]:
         """Metrics and health over HTTP, while a block lasts."""
@@ -187,6 +187,13 @@ def _heal(duty: Duty, rule: AutoReplay) -> Healer:
     from redrive.replay.healing import Healer
 
     return Healer(duty, rule)
+
+
+def _trim(store: Store, log: str, before: float) -> bool:
+    """Loaded when there is an outbox."""
+    from redrive.replay.prune_events import trim
+
+    return trim(store, log, before)
 
 
 @contextmanager

@@ -169,6 +169,41 @@ def test_cancelling_takes_back_what_has_not_run(bank: Any) -> None:
     assert counts(bank.desk.bulk.get(again)) == (2, 0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("action", ["replay", "discard"])
+def test_what_is_cancelled_while_its_command_asks_is_not_done(bank: Any, action: str) -> None:
+    poisoned(bank, "abc")
+    bank.bad.clear()
+    desk = bank.desk
+    number = int(desk.bulk.begin(action, dead(bank), "fixed"))
+
+    def too_late(rows: Sequence[LetterRow], ticket: Ticket) -> Receipt:
+        desk.bulk.cancel(number)  # somebody else, between the look at the letters and the deed
+        return getattr(desk.letters, action)(rows, "fixed", within=ticket)  # type: ignore[no-any-return]
+
+    desk.bulk.ask(number, too_late)
+    bank.run()
+    assert counts(desk.bulk.get(number)) == (0, 0, 3, 0, 0)
+    assert [letter.state for letter in dead(bank)] == ["dead"] * 3
+    assert bank.balances() == {}
+    bank.check_sound()
+
+
+def test_two_commands_that_ask_for_one_operation_leave_one_true_receipt(bank: Any) -> None:
+    poisoned(bank, "abc")
+    bank.bad.clear()
+    number, desk = begin(bank), bank.desk
+
+    def resumed_meanwhile(rows: Sequence[LetterRow], ticket: Ticket) -> Receipt:
+        ask(bank, number)
+        return desk.letters.replay(rows, "fixed", within=ticket)  # type: ignore[no-any-return]
+
+    desk.bulk.ask(number, resumed_meanwhile)
+    bank.run()
+    assert counts(desk.bulk.get(number)) == (3, 0, 0, 0, 0)
+    assert len(bank.balances()) == 3
+    bank.check_sound()
+
+
 def test_an_operation_that_is_not_there(bank: Any) -> None:
     for look in (bank.desk.bulk.get, bank.desk.bulk.cancel):
         with pytest.raises(UsageError, match="no operation 7"):

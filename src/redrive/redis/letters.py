@@ -219,8 +219,8 @@ def _connect(url: str) -> Redis:
 
 
 def _stream(source: str) -> str:
-    """The stream whose messages land in a log, or the log itself."""
-    return source.removeprefix("redis:")
+    """The stream or topic whose messages land in a log, or the log itself."""
+    return source.removeprefix("redis:").removeprefix("kafka:")
 
 
 def _text(value: Any) -> str | None:

@@ -21,7 +21,6 @@ from redrive.policy.letters import OPEN, State
 from redrive.policy.outcome import NO_FAILURE, Failure
 from redrive.replay.deed import Operator
 from redrive.replay.letters import LetterDesk
-from redrive.store import landed
 from redrive.store.filters import Asked
 from redrive.store.letters import NewLetter
 from redrive.store.port import StoreTx, Subscribed
@@ -204,7 +203,6 @@ def _head(stored: Row) -> Row:
 
 def _land(tx: StoreTx, row: Subscribed, rows: Sequence[Row], now: float) -> None:
     """The log is that of a broker: these have landed, and are recognised should the broker give them again."""
-    landed.note_imports(tx, row.source)
     progress, last = tx.progress.member(row.id), rows[-1]
     tx.progress.advance(
         {

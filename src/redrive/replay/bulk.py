@@ -69,6 +69,11 @@ class Part(Ticket):
         self.operation = operation
         self._rate, self._turn = rate, asked
 
+    def left(self, tx: StoreTx, letters: Collection[int]) -> Collection[int]:
+        tx.sql.run("operation_lock", {"id": self.operation})  # who cancels it, or asks as well, comes before or after
+        where = {"id": self.operation, "first": min(letters), "last": max(letters)}
+        return {letter for (letter,) in tx.sql.all("operation_unasked_among", where)}.intersection(letters)
+
     def delay(self, letter: int) -> float:
         if self._rate is None:
             return 0.0
@@ -104,9 +109,9 @@ class BulkDesk:
         while rows := self._unasked(number, operation.action):
             letters = [letter for letter in rows.values() if letter is not None]
             refused = deed(letters, part).refused if letters else ()
-            gone = [Refusal(number, "it is gone") for number, letter in rows.items() if letter is None]
+            gone = [Refusal(id, "it is gone") for id, letter in rows.items() if letter is None]
             with self._store.transaction() as tx:  # what could not even be looked at is answered here
-                part.record(tx, operation.action, (), [*refused, *gone])
+                tx.sql.many("operation_refused", [(one.why, number, one.letter) for one in [*refused, *gone]])
         with self._store.transaction() as tx:
             tx.sql.run("operation_end", {"id": number, "now": self._operator.now(), "cancelled": 0})
 
@@ -115,8 +120,8 @@ class BulkDesk:
         self.get(number)
         now = self._operator.now()
         with self._store.transaction() as tx:
+            tx.sql.run("operation_cancel", {"id": number, "now": now})  # first: whoever asks is done, or sees it
             tx.sql.run("operation_skip_unasked", {"id": number, "why": CANCELLED})
-            tx.sql.run("operation_cancel", {"id": number, "now": now})
         while rows := self._waiting(number):
             for subscription in sorted({subscription for _, subscription in rows}):
                 with self._operator.acting(subscription) as tx:

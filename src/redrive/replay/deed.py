@@ -6,7 +6,7 @@ user's function, and none waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +46,10 @@ class Ticket:
     def why_not(self, letter: LetterRow, now: float) -> str:
         """Why this letter is no part of it after all, or nothing; asked in the transaction of the deed."""
         return ""
+
+    def left(self, tx: StoreTx, letters: Collection[int]) -> Collection[int]:
+        """Which of these are still to be done, from the transaction of the deed: it may have been cancelled since."""
+        return letters
 
     def delay(self, letter: int) -> float:
         """How many seconds from now this letter's turn comes."""

@@ -139,10 +139,15 @@ class LetterDesk(LetterShelf):
     ) -> tuple[list[int], list[Refusal]]:  # fmt: skip
         done: list[int] = []
         refused: list[Refusal] = []
+        missed: list[Refusal] = []  # answered for by somebody else: nothing is recorded
         name = chunk[0].subscription
         with self._operator.acting(subscription) as tx:
             now = self._operator.now()
+            left = within.left(tx, [letter.id for letter in chunk])
             for seen in chunk:
+                if seen.id not in left:
+                    missed.append(Refusal(seen.id, "the operation was cancelled, or asked for it already"))
+                    continue
                 letter = tx.letters.get(seen.id)
                 assert letter is not None, "letters are never deleted while they can be named"
                 rev = wanted[letter.id]
@@ -157,7 +162,7 @@ class LetterDesk(LetterShelf):
             if not done and within.operation is None:
                 raise Nothing
         self._operator.tell(action, name, *(f"letter {number}" for number in done))
-        return done, refused
+        return done, [*refused, *missed]
 
     def _note(self, tx: StoreTx, action: str, letter: LetterRow, reason: str, more: dict[str, Any]) -> int:
         facts = {"event": letter.event_id, "position": letter.position, "rev": letter.rev, "was": letter.state}

@@ -210,8 +210,8 @@ UPDATE redrive_ranges SET to_position = :to_position, discarded = :discarded
 WHERE subscription = :subscription AND from_position = :from_position
 
 -- name: state_any
--- Has the subscription ever kept keyed state?
-SELECT 1 FROM redrive_meta WHERE name = 'state ' || :subscription
+-- Has the subscription ever kept keyed state, here or elsewhere?
+SELECT 1 FROM redrive_meta WHERE name IN ('state ' || :subscription, 'states:' || :subscription) LIMIT 1
 
 -- name: table_all
 SELECT name, columns FROM redrive_tables WHERE subscription = :subscription ORDER BY name
@@ -262,7 +262,9 @@ SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, repl
 FROM redrive_letters WHERE subscription = ? AND lane IS NULL AND state = 'retrying'
 
 -- name: letter_event
-SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+-- What was refused (schema 0) is an event once it was edited.
+SELECT e.position, e.id, e.type, e.key, e.version,
+       CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
 FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 WHERE l.id = ?
@@ -681,6 +683,19 @@ WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter LIMIT :li
 SELECT letter, rev FROM redrive_operation_letters
 WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter DESC LIMIT :limit
 
+-- name: operation_lock
+-- Whoever asks for its letters or cancels it does so alone.
+UPDATE redrive_operations SET waiting = waiting WHERE id = :id
+
+-- name: operation_unasked_among
+SELECT letter FROM redrive_operation_letters
+WHERE operation = :id AND letter BETWEEN :first AND :last AND asked = 0 AND result IS NULL
+
+-- name: operation_refused
+-- Of what nobody has asked for: a deed that was refused may have been done by another command.
+UPDATE redrive_operation_letters SET asked = 1, result = 'skipped', why = ?
+WHERE operation = ? AND letter = ? AND asked = 0 AND result IS NULL
+
 -- name: operation_waiting_in
 SELECT DISTINCT l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
 WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL
@@ -801,6 +816,10 @@ ORDER BY e.position LIMIT :limit
 SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.key IS NULL OR EXISTS
       (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
+
+-- name: trim_page
+-- The oldest events of a log.
+SELECT position, time_us FROM redrive_events WHERE log = :log AND position <= :upto ORDER BY position LIMIT :limit
 
 -- name: prune_range
 DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position
@@ -1186,7 +1205,7 @@ INSERT INTO redrive_landed (subscription, partition, position) VALUES (?, ?, ?)
 -- What happened to letters, in order, with what is known of each now: its subscription, its error, its event, its edit.
 -- `born` is whether it is the letter's first entry.
 SELECT j.seq, j.letter, j.rev, j.state, j.at,
-       NOT EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq),
+       CASE WHEN EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq) THEN 0 ELSE 1 END,
        s.name, s.source, j.position, l.lane, l.reason, l.attempts, l.first_failed_at, l.last_failed_at, l.error_type,
        l.error_message, l.fingerprint, l.resolved_by,
        (SELECT a.worker FROM redrive_attempts a WHERE a.letter = l.id ORDER BY a.id DESC LIMIT 1),
