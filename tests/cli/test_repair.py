@@ -65,6 +65,8 @@ def test_a_function_is_renamed(built: Any) -> None:
     answer = built.redrive("rename", "charge", "charge_card", "--store", "shop.db")
     assert (answer.code, answer.out) == (0, "charge is called charge_card now\n")
     assert built.redrive("rename", "charge", "x", "--store", "shop.db").code == 2
+    answer = built.redrive("rename", "charge_card", "", "--store", "shop.db")
+    assert (answer.code, "the subscription's name has 0 characters" in answer.err) == (2, True)
     text = (built.folder / "shop.py").read_text().replace("def charge(", "def charge_card(")
     (built.folder / "shop.py").write_text(text.replace('start="first", ', ""))
     assert built.redrive("run", "shop:app", "--until-idle").code == 0
