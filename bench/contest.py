@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import letters, postgres, raw, redrives
+from bench import letters, postgres, raw, redis, redrives
 from bench.lab import Figures, Lab
 
 Round = dict[str, Figures]
@@ -33,9 +33,11 @@ class Sizes:
     failed: int = 1_000  # one after the other, each synced twice
     delivered: int = 5_000  # a second over HTTP, six times
     outages: int = 34  # four cooldowns
+    redis_peer: int = 5_000
+    markers: int = 2_000_000
 
 
-QUICK = Sizes(1_000, 100, 20, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000, 20, 50, 2)
+QUICK = Sizes(1_000, 100, 20, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000, 20, 50, 2, 100, 5_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         Contestant("delivery", "delivery", "bench.delivery:delivery", lambda lab: _big_file(lab, sizes.delivered)),
         Contestant("to a file", "delivery", "bench.delivery:to_file", own_file),
         Contestant("to stdout", "delivery", "bench.delivery:to_stdout", own_file),
+        plain("outbox", "delivery", "bench.outbox:relay", n=n),
         plain("recovery", "recovery", "bench.recovery:recovery", outages=sizes.outages),
         plain("latency", "latency", "bench.latency:latency", per_second=sizes.latency_per_second,
               seconds=sizes.latency_seconds, idle_seconds=sizes.idle_seconds),
@@ -96,6 +99,7 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         Contestant("restart", "restart", "bench.restart:restart", own_file),
         plain("start", "start", "bench.start:start"),
         *_on_postgres(sizes),
+        *_on_redis(sizes),
     ]  # fmt: skip
 
 
@@ -142,6 +146,39 @@ def _on_postgres(sizes: Sizes) -> list[Contestant]:
         fleet("pg one worker", "bench.fleet:together", n=n, workers=1),
         fleet("pg two workers", "bench.fleet:together", n=n, workers=2),
         fleet("pg take-over", "bench.fleet:take_over"),
+    ]  # fmt: skip
+
+
+def _on_redis(sizes: Sizes) -> list[Contestant]:
+    n = sizes.events
+
+    def own(name: str, function: str, **more: Any) -> Contestant:
+        return Contestant(
+            name, "redis", f"bench.redis:{function}", lambda lab: {"server": lab.stream(n, redis.fill), "n": n} | more
+        )
+
+    def peer(name: str, function: str, count: int, **more: Any) -> Contestant:
+        return Contestant(
+            name, "redis", f"bench.redispeers:{function}", lambda lab: {"server": lab.valkey.url, "n": count} | more
+        )
+
+    def grown(lab: Lab) -> dict[str, Any]:
+        server = lab.stream(n, redis.fill)
+        made = lab.prepared("grown", lambda path: redis.build_grown(path, server, sizes.markers))
+        return {"server": server, "n": n, "ordered": False, "template": str(made)}
+
+    return [
+        own("redis raw", "raw"),
+        own("redis in order", "projection", ordered=True),
+        own("redis group", "projection", ordered=False),
+        Contestant("redis group, grown", "redis", "bench.redis:projection", grown),
+        peer("redis faststream", "faststream", sizes.redis_peer),
+        peer("redis faststream batch", "faststream", n, batch=True),
+        peer("redis dramatiq", "dramatiq", sizes.redis_peer),
+        peer("redis taskiq", "taskiq", sizes.redis_peer),
+        Contestant("redis latency", "redis", "bench.redis:latency", lambda lab: {
+            "server": lab.valkey.url, "per_second": sizes.latency_per_second, "seconds": sizes.latency_seconds,
+            "idle_seconds": sizes.idle_seconds}),
     ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from redrive.testing.brokers import Valkey
 from redrive.testing.servers import Server
 
 Figures = dict[str, float]
@@ -36,6 +37,8 @@ class Lab:
         self._prepared: dict[str, Path] = {}
         self._databases: dict[str, str] = {}
         self._server: Server | None = None
+        self._valkey: Valkey | None = None
+        self._streams: dict[int, str] = {}
 
     def prepared(self, name: str, build: Callable[[Path], None]) -> Path:
         """A file that is built once per session and copied for every run."""
@@ -52,6 +55,20 @@ class Lab:
             self._server = Server(durable=True)
         return self._server
 
+    @property
+    def valkey(self) -> Valkey:
+        """A Valkey that keeps all in memory, for whoever needs one."""
+        if self._valkey is None:
+            self._valkey = Valkey()
+        return self._valkey
+
+    def stream(self, n: int, fill: Callable[[str, int], object]) -> str:
+        """The address of a server with a stream of n entries, which is written once per session."""
+        if n not in self._streams:
+            fill(self.valkey.url, n)
+            self._streams[n] = self.valkey.url
+        return self._streams[n]
+
     def database(self, name: str, build: Callable[[str], None]) -> str:
         """A database that is built once per session and copied for every run."""
         if name not in self._databases:
@@ -66,6 +83,8 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
+        if self._valkey is not None:
+            self._valkey.close()
 
     def run(self, function: str, **arguments: Any) -> Figures:
         """Call `module:function(folder, **arguments)` in a process and a folder of its own."""

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.job import TOTALS, UPSERT, check, orders, totals_of
+from bench.job import TOTALS, UPSERT, Order, check, orders, totals_of
 from bench.lab import ROOT, Figures, environment
 from redrive import App
 from redrive.observe.signals import Settled, Signal
@@ -40,19 +40,26 @@ def latency(folder: Path, per_second: int, seconds: float, idle_seconds: float, 
         tx.execute(UPSERT, (data["customer"], data["amount"]))
         sent.append(data["sent"])
 
-    figures = asyncio.run(_measure(app, [path, str(per_second), str(n)], sent, waits, n, idle_seconds))
+    producer = ["bench.latency", path, str(per_second), str(n)]
+    figures = asyncio.run(measure(app, producer, sent, waits, n, idle_seconds))
     with app.reader() as reader:
         check("latency", reader.execute("SELECT * FROM totals"), totals_of(orders(n)))
     app.close()
     if server:
         Databases(server).drop(path)
-    waits.sort()
-    return figures | {"p50_ms": waits[n // 2] * 1e3, "p99_ms": waits[n * 99 // 100] * 1e3, "max_ms": waits[-1] * 1e3}
+    return figures | shares(waits)
 
 
-async def _measure(
+def shares(waits: list[float]) -> Figures:
+    """Of how long they waited: half of them, all but one in a hundred, all."""
+    waits, n = sorted(waits), len(waits)
+    return {"p50_ms": waits[n // 2] * 1e3, "p99_ms": waits[n * 99 // 100] * 1e3, "max_ms": waits[-1] * 1e3}
+
+
+async def measure(
     app: App, producer: list[str], sent: deque[float], waits: list[float], n: int, idle_seconds: float
 ) -> Figures:
+    """Start the module that produces, with its arguments, and wait until all of it was heard of."""
     over, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def on_signals(batch: Sequence[Signal]) -> None:
@@ -64,7 +71,7 @@ async def _measure(
             loop.call_soon_threadsafe(over.set)
 
     app.listen(on_signals)
-    command = [sys.executable, "-m", "bench.latency", *producer]
+    command = [sys.executable, "-m", *producer]
     other = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -87,6 +94,11 @@ async def _measure(
 def produce(path: str, per_second: str, n: str) -> None:
     """Append at a steady pace; an append that takes long is not made up for by a burst."""
     log = App(path).log("orders")
+    paced(per_second, n, lambda order, sent: log.append("order.placed", {**order.data, "sent": sent}, key=order.key))
+
+
+def paced(per_second: str, n: str, append: Callable[[Order, float], Any]) -> None:
+    """Say that we are ready, wait for the word, and begin."""
     pause = 1 / float(per_second)
     made = orders(int(n))
     print("ready", flush=True)
@@ -95,7 +107,7 @@ def produce(path: str, per_second: str, n: str) -> None:
     took = []
     for order in made:
         sent = time.time()
-        log.append("order.placed", {**order.data, "sent": sent}, key=order.key)
+        append(order, sent)
         took.append(time.time() - sent)
         due = max(due + pause, time.perf_counter() - pause)
         time.sleep(max(0.0, due - time.perf_counter()))

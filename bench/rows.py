@@ -81,6 +81,7 @@ ROWS: tuple[Row, ...] = (
     Row("delivery", "the same per second of processor time", "x", 0.8, None, figure("delivery", "cpu_share")),
     Row("delivery", "delivery to a file, synced", "events/s", 50_000, None, figure("to a file", "rate")),
     Row("delivery", "delivery to stdout", "events/s", 50_000, None, figure("to stdout", "rate")),
+    Row("delivery", "outbox to Valkey, key order kept", "events/s", 20_000, None, figure("outbox", "rate")),
     _low("recovery", "dependency back to breaker closed, worst", "s", 60, None, figure("recovery", "worst_seconds")),
     _low("recovery", "the same where the sink has a probe", "s", 60, 10, figure("recovery", "probed_worst_seconds")),
     _low("latency", "append to applied, 500/s, other process, p50", "ms", 2, 1, figure("latency", "p50_ms")),
@@ -115,6 +116,17 @@ ROWS: tuple[Row, ...] = (
          figure("pg take-over", "beyond_lease_seconds")),
     _low("workers", "Postgres: SIGTERM to first commit of another", "s", 0.5, None,
          figure("pg take-over", "stopped_seconds")),
+    Row("redis", "Redis in order, exactly once / raw group loop", "x", 0.7, 1.0, ratio("redis in order", "redis raw")),
+    Row("redis", "Redis group, exactly once / raw group loop", "x", 0.45, 0.7, ratio("redis group", "redis raw")),
+    Row("redis", "Redis group / faststream, per message", "x", 12, 20, ratio("redis group", "redis faststream")),
+    Row("redis", "Redis group / dramatiq", "x", 12, 20, ratio("redis group", "redis dramatiq")),
+    Row("redis", "Redis group / taskiq", "x", 12, 20, ratio("redis group", "redis taskiq")),
+    Row("redis", "Redis group / faststream, a hundred at once", "x", 1.0, 1.5,
+        ratio("redis group", "redis faststream batch")),
+    Row("redis", "Redis group into a log of 2 M / an empty one", "x", 0.85, None,
+        ratio("redis group, grown", "redis group")),
+    _low("redis", "XADD to applied, 500/s, other process, p50", "ms", 0.8, None, figure("redis latency", "p50_ms")),
+    _low("redis", "XADD to applied, 500/s, other process, p99", "ms", 3, None, figure("redis latency", "p99_ms")),
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ SHARED = {"version",
     "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "observe", "reader",
     "settings", "subscription", "types", "units",
 }  # fmt: skip
-PORTS = {"store", "sources", "sinks"}
+PORTS = {"store", "sources", "sinks", "mirrors"}
 LAYERS: dict[str, set[str]] = {
     "policy": {"errors", "units"},
     **{name: SHARED | {"policy"} for name in SHARED},
@@ -43,7 +43,9 @@ LAYERS: dict[str, set[str]] = {
     "tracking": SHARED | {"policy", "store"},  # what comes before the store: a queue, and a file for bad times
     "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
-    "redis": SHARED | {"policy", "sources"},
+    "mirrors": SHARED | {"policy", "store", "sinks"},  # lines that survive a crash are those of a sink
+    "redis": SHARED | {"policy", "sources", "sinks", "mirrors"},
+    "kafka": SHARED | {"policy", "sources", "sinks"},
     "runner": SHARED | PORTS | {"policy"},
     "replay": SHARED | PORTS | {"policy", "runner", "tracking"},
     "runtime": SHARED | PORTS | {"tracking"},
@@ -55,7 +57,7 @@ LAYERS: dict[str, set[str]] = {
     "cli": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app", "admin", "demo"},
     "integrations": {"tracking"},  # what other libraries call: they see a switch, and never the engine
     "demo": SHARED | {"replay", "app", "__init__"},  # a program of the kind that users write, and who watches it
-    "testing": SHARED | PORTS | {"policy", "runner", "replay", "runtime", "app"},
+    "testing": SHARED | PORTS | {"policy", "redis", "runner", "replay", "runtime", "app"},
     "__init__": SHARED | PORTS | {"policy", "runner", "replay", "app", "tracking", "watch"},
 }
 LAYER_EXCEPTIONS = {
@@ -68,7 +70,9 @@ TYPES_ONLY = {
     ("runner", "runtime"): "what is supervised belongs to the runtime it is handed",
     ("watch", "app"): "health and metrics are of the App they are handed",
     ("subscription", "sinks"): "a delivery holds the sink it is handed",
+    ("subscription", "mirrors"): "a mirror of letters is held as it is handed",
     ("subscription", "sources"): "an intake holds the broker it is handed",
+    ("sources", "sinks"): "a broker that events come from may take some, too",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
 BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
@@ -78,6 +82,12 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
+    "testing/sim/streams.py": {"redis"},
+    "redis/sending.py": {"redis"},
+    "kafka/reading.py": {"confluent_kafka"},
+    "kafka/sending.py": {"confluent_kafka"},
+    "kafka/trouble.py": {"confluent_kafka"},
+    "redis/letters.py": {"redis"},
     "sinks/pool.py": {"aiohttp", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},

@@ -23,7 +23,7 @@ from redrive.policy.retry import tuned
 from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
 from redrive.store.append import append_all
-from redrive.store.port import StoreTx
+from redrive.store.port import Store, StoreTx
 from redrive.store.sql import Row
 from redrive.subscription import Subscription, overruled_letters
 
@@ -154,6 +154,9 @@ class App(Declarations):
                 raise UsageError(
                     f"there is no subscription {name!r}; this app has {', '.join(self.subscriptions) or 'none'}"
                 )
+        for one in self.subscriptions.values():
+            if missing := [name for name in one.only if name not in self.subscriptions]:
+                raise UsageError(f"mirror {one.name!r}: only= names {missing[0]!r}, which this app does not have")
         check_subscriptions(self.runtime.settings, self.subscriptions)
         chosen = {name for name in self.subscriptions if (wanted is None or name in wanted) and name not in unwanted}
         fed = {self.subscriptions[name].source for name in chosen} - unwanted  # from a broker: somebody has to fetch it
@@ -170,7 +173,7 @@ class App(Declarations):
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
         lifespan = lambda: self._lifespan and self._lifespan(self)  # noqa: E731
-        return supervised(self.runtime, self._selected(only, exclude), lifespan, _heal)
+        return supervised(self.runtime, self._selected(only, exclude), lifespan, _heal, _trim)
 
     def _watched(self) -> AbstractContextManager[Any]:
         """Metrics and health over HTTP, while a block lasts."""
@@ -184,6 +187,13 @@ def _heal(duty: Duty, rule: AutoReplay) -> Healer:
     from redrive.replay.healing import Healer
 
     return Healer(duty, rule)
+
+
+def _trim(store: Store, log: str, before: float) -> bool:
+    """Loaded when there is an outbox."""
+    from redrive.replay.prune_events import trim
+
+    return trim(store, log, before)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ settling transaction applies, all or none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -81,7 +81,7 @@ class Tx:
         after: str | float | timedelta | None = None,
         at: datetime | None = None,
     ) -> str:
-        """Append to a log in this transaction, once for this event however often it is tried; returns its id.
+        """Append to a log, or to the outbox of a broker, once for this event however often it is tried; returns its id.
 
         With `after="30m"` or `at=` a time it is scheduled in this transaction, and appended when it is due.
         """
@@ -101,16 +101,17 @@ class Tx:
         if self._cancel is None:
             raise UsageError("cancel belongs to projections; here, use log.cancel(id, tx=tx)")
         assert self.event is not None
-        return self._cancel(self.event, _name_of(log, "cancel"), id)
+        return self._cancel(self.event, name_of(log, "cancel"), id)
 
 
 class Emitter:
     """Makes emissions of one subscription, with ids derived from the event and the order of the calls."""
 
-    __slots__ = ("_env", "_types", "identity")
+    __slots__ = ("_env", "_outboxes", "_types", "identity")
 
-    def __init__(self, identity: str, types: EventTypes, env: Env) -> None:
-        self.identity, self._types, self._env = identity, types, env
+    def __init__(self, identity: str, types: EventTypes, env: Env, outboxes: Container[str] | None = None) -> None:
+        """`outboxes`: the logs that deliveries carry to brokers; None if nobody need know."""
+        self.identity, self._types, self._env, self._outboxes = identity, types, env, outboxes
 
     def make(
         self,
@@ -127,10 +128,20 @@ class Emitter:
         at: datetime | None = None,
     ) -> Emission:
         """Check and encode now, so that an error surfaces in the function that made it."""
-        name = _name_of(log, "emit")
+        name = name_of(log, "emit")
+        if self._outboxes is not None:
+            self._check_carried(log, name, expected_version)
         made_id, headers = emission_id(self.identity, event.id, ordinal), traced(headers, event)
         made = derive(self._types, self._env, made_id, type, data, key, headers, expected_version, after, at)
         return Emission(name, made)
+
+    def _check_carried(self, log: Any, name: str, expected_version: int | None) -> None:
+        """What goes to a broker must have somebody who carries it."""
+        assert self._outboxes is not None
+        if name in self._outboxes:
+            check_unversioned(name, expected_version)
+        elif hasattr(log, "outbox"):
+            raise UsageError(f"nobody would carry what is emitted to {log!r}: declare it once, with app.outbox(…)")
 
 
 class Office(Protocol):
@@ -230,7 +241,7 @@ class Ctx:
         after: str | float | timedelta | None = None,
         at: datetime | None = None,
     ) -> str:
-        """Append to a log when this event is settled; returns the id it will have.
+        """Append to a log, or to the outbox of a broker, when this event is settled; returns the id it will have.
 
         With `after="30m"` or `at=` a time it is scheduled when this event is settled, and appended when it is due.
         """
@@ -252,7 +263,7 @@ class Ctx:
         settling, the function runs again and is told so.
         """
         self._check_alive()
-        name = _name_of(log, "cancel")
+        name = name_of(log, "cancel")
         mine = any(one.log == name and one.event.id == id for one in self._emissions or ())
         wish = withdrawal(id, seen=not mine)
         if not mine and not self._office.is_scheduled(name, id):
@@ -305,8 +316,15 @@ class _Plain(Effects, frozen=True, gc=False):
     """Effects without anything of the user's in them: they cannot be part of a circle."""
 
 
-def _name_of(log: Any, verb: str) -> str:
-    name = getattr(log, "name", None)
+def check_unversioned(outbox: str, expected_version: int | None) -> None:
+    """An outbox forgets what it has delivered, and with it how many events a key had."""
+    if expected_version is not None:
+        raise UsageError(f"{outbox}: an outbox keeps no versions: leave out expected_version=")
+
+
+def name_of(log: Any, verb: str) -> str:
+    """The log that is meant; of a broker's stream or topic, the one where what goes there waits."""
+    name = getattr(log, "outbox", None) or getattr(log, "name", None)
     if not isinstance(name, str):
         raise UsageError(f"{verb} takes a log as its first argument, not {log!r}")
     return name

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from redrive.errors import UsageError
 from redrive.event import check_type
+from redrive.mirrors.port import LETTERS, Mirror
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
 from redrive.policy.healing import AutoReplay, settled_for
@@ -17,7 +20,7 @@ from redrive.policy.retry import Conflicts, Retry
 from redrive.policy.rules import Rules
 from redrive.runtime import Runtime
 from redrive.sinks.port import Sink
-from redrive.sources.log import Log
+from redrive.sources.log import Log, Outbox
 from redrive.sources.port import Source
 from redrive.sources.refusal import guarded
 from redrive.subscription import KeyBy, Order, Subscription, check_breaker, count_arguments
@@ -29,6 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 RetryGiven = Retry | Sequence[Retry] | None
 Tables = Mapping[str, str] | Iterable[str]
 DEFAULT_BREAKER = Rule()
+OUTBOX_KEEP = "7d"  # what was delivered: long enough to see what was said last week
 
 
 class Declarations:
@@ -38,6 +42,7 @@ class Declarations:
         self.runtime, self.name = runtime, name
         self.subscriptions: dict[str, Subscription] = {}
         self._logs: dict[str, Log] = {}
+        self._outboxes: set[str] = set()
 
     def log(
         self,
@@ -145,7 +150,7 @@ class Declarations:
         self,
         source: Log | Source,
         *types: str | type,
-        to: Sink | Iterable[Sink],
+        to: Sink | Source | Iterable[Sink | Source],
         order: Order = "key",
         key_by: KeyBy = None,
         start: str | None = None,
@@ -160,12 +165,13 @@ class Declarations:
         partitions: int = 1,
     ) -> None:
         """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
-        sinks = [to] if isinstance(to, Sink) else list(to)
-        for sink in sinks:
+        for target in [to] if isinstance(to, Sink | Source) else to:
+            log = self._read(source, order)
+            sink = target.sink(f"{log}:{target.outbox}") if isinstance(target, Source) else target
             if not isinstance(sink, Sink):
                 raise UsageError(f"to= takes sinks, such as webhook(url, name=…), not {sink!r}")
             check_type(sink.name)
-            sink.log = self._read(source, order)
+            sink.log = log
             self._declare(
                 Subscription(
                     sink.name, "delivery", sink.send, sink.log, self._types(types), order, key_by, start,
@@ -174,6 +180,56 @@ class Declarations:
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
                     replay=settled_for(sink.name, replay, has_breaker=_is_one(breaker)),
+                )
+            )  # fmt: skip
+
+    def outbox(
+        self,
+        target: Source,
+        *,
+        keep: str | float | timedelta = OUTBOX_KEEP,
+        order: Order = "key",
+        retry: RetryGiven = None,
+        letters: Rules | None = None,
+        replay: AutoReplay | None = None,
+        concurrency: int = 10,
+        timeout: str | float | None = "30s",
+        breaker: Rule | None = DEFAULT_BREAKER,
+        limit: str | None = None,
+        on_error: Callable[..., Any] | None = None,
+        partitions: int = 1,
+    ) -> Outbox:
+        """Where what is to be sent to a broker waits: a log, and the delivery that carries it there.
+
+        What is appended to it, or emitted to it or to the broker, is stored with the effects around it and published
+        afterwards, with the same id however often. What was delivered is kept for as long as `keep` says.
+        """
+        if not isinstance(target, Source):
+            raise UsageError(f"outbox takes what a broker has, such as redrive.redis.Stream(…), not {target!r}")
+        name = target.outbox
+        if name in self._outboxes:
+            raise UsageError(f"{name}: there is an outbox of this name; declare it once, and use it in all places")
+        self._logs[name] = outbox = Outbox(self.runtime, name)
+        self.deliver(
+            outbox, to=target.sink(name), order=order, start="first", retry=retry, letters=letters, replay=replay,
+            concurrency=concurrency, timeout=timeout, breaker=breaker, limit=limit, on_error=on_error,
+            partitions=partitions,
+        )  # fmt: skip
+        self.subscriptions[name] = replace(self.subscriptions[name], keep=duration(keep))
+        self._outboxes.add(name)
+        return outbox
+
+    def mirror(self, *, to: Mirror | Iterable[Mirror], only: Iterable[str] = ()) -> None:
+        """Mirror the letters elsewhere, all of them or those of some subscriptions. Each mirror is one of its own."""
+        mirrors = [to] if isinstance(to, Mirror) else list(to)
+        if isinstance(only, str):
+            raise UsageError(f"only= takes names of subscriptions: only=[{only!r}]")
+        for mirror in mirrors:
+            if not isinstance(mirror, Mirror):
+                raise UsageError(f"to= takes mirrors, such as mirrors.files('dead', name=…), not {mirror!r}")
+            self._declare(
+                Subscription(
+                    mirror.name, "mirror", mirror.write, LETTERS, order="none", mirror=mirror, only=tuple(only)
                 )
             )  # fmt: skip
 
@@ -195,7 +251,7 @@ class Declarations:
         if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
             raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
-        self.subscriptions[subscription.name] = subscription
+        self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)
 
     def _read(self, source: Any, order: Order) -> str:
         """The log to read; where the messages of a broker land is decided here, and that somebody has to fetch them."""

@@ -86,6 +86,10 @@ class SourceDown(StoreError):
     """A broker cannot be reached, or does not answer; it is tried again."""
 
 
+class MirrorDown(StoreError):
+    """A mirror of letters cannot be written to; it is tried again, and the letters are where they are."""
+
+
 class BugError(RedriveError):
     """redrive itself is wrong. Please report it."""
 

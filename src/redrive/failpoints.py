@@ -32,6 +32,10 @@ NAMES = (
     "land.fenced",  # messages of a broker are in memory
     "land.before_commit",
     "land.committed",  # the broker does not know it yet
+    "trim.before_commit",  # what an outbox has delivered is deleted
+    "mirror.block",  # a part of what is to be mirrored lies in a file
+    "mirror.written",  # the mirror has it, the store does not know it yet
+    "mirror.before_commit",
     "lease.before_commit",
     "lease.committed",
     "release.before_commit",

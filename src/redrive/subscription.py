@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from redrive.policy.rules import Rules, overruled, written
 from redrive.settings import LetterSettings
 
 if TYPE_CHECKING:
+    from redrive.mirrors.port import Mirror
     from redrive.sinks.port import Sink
     from redrive.sources.port import Source
 
@@ -36,7 +37,7 @@ class Subscription:
     """One function on one log. Identity is the name; everything else may change under the rules of `enroll`."""
 
     name: str
-    kind: Literal["projection", "handler", "delivery", "intake"]
+    kind: Literal["projection", "handler", "delivery", "intake", "mirror"]
     function: Callable[..., Any]
     source: str
     types: tuple[str, ...] = ()
@@ -56,7 +57,11 @@ class Subscription:
     sink: Sink | None = None  # of a delivery
     origin: Source | None = None  # of an intake: the broker whose messages land in its log
     group: str = ""  # of an intake: on whose behalf it reads
+    mirror: Mirror | None = None
+    only: tuple[str, ...] = ()  # of a mirror: the subscriptions whose letters it follows; none: all
     replay: AutoReplay | None = None  # dead letters that are replayed automatically
+    keep: float | None = None  # of an outbox: for how many seconds its log keeps what was delivered
+    outboxes: Container[str] | None = field(default=None, repr=False, compare=False)  # all that the program has
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 

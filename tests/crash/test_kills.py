@@ -20,7 +20,8 @@ from redrive.failpoints import NAMES
 
 KILLS = 10  # at each failpoint
 NOT_THERE = {("postgres", name) for name in NAMES if name.startswith("checkpoint.")}  # the server does its own
-NOT_THERE |= {(store, name) for store in ("sqlite", "postgres") for name in NAMES if name.startswith("land.")}  # below
+OF_BROKERS = ("land.", "trim.")  # test_landing_kills, test_chain_kills
+NOT_THERE |= {(store, name) for store in ("sqlite", "postgres") for name in NAMES if name.startswith(OF_BROKERS)}
 SEED = int(os.environ.get("REDRIVE_TEST_SEED", "0"))  # other numbers, other schedules
 
 

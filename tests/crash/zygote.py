@@ -20,13 +20,16 @@ import misbehaving
 import neighbours
 import operating
 import powered
+import topics
 import tracking
 import worker_app
 
 from redrive import failpoints
 from redrive.testing.failpoints import arm_from_environment
 
-PROGRAMS = {module.__name__: module for module in (worker_app, operating, misbehaving, powered, neighbours, tracking)}
+PROGRAMS = {
+    module.__name__: module for module in (worker_app, operating, misbehaving, powered, neighbours, topics, tracking)
+}
 
 
 def main() -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import select
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
@@ -16,7 +11,7 @@ import pytest
 from redrive import App, no_retry
 from redrive.errors import CommitUnknown
 from redrive.observe.signals import Halted
-from redrive.testing import Harness
+from redrive.testing import FaultProxy, Harness
 from redrive.testing.failpoints import failpoint
 from redrive.testing.servers import empty
 
@@ -24,56 +19,23 @@ COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"  # what the server answers
 TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
 
 
-class Wire:
-    """What lies between a program and its server; it breaks where it is told to."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._server = (host, port)
-        self._cuts = False  # the next answer to a COMMIT is lost, and the connection with it
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def lose_the_next_answer(self) -> None:
-        self._cuts = True
-
-    def close(self) -> None:
-        self._listening.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                program, _ = self._listening.accept()
-                threading.Thread(target=self._carry, args=(program,), daemon=True).start()
-
-    def _carry(self, program: socket.socket) -> None:
-        with program, socket.create_connection(self._server) as server, suppress(OSError):
-            other = {program: server, server: program}
-            while True:
-                for end in select.select([program, server], [], [])[0]:
-                    data = end.recv(65536)
-                    if not data or (end is server and self._cuts and COMMITTED in data):
-                        self._cuts = self._cuts and not data
-                        return
-                    other[end].sendall(data)
+@pytest.fixture
+def wire(postgres_store: str) -> Iterator[FaultProxy]:
+    with FaultProxy(postgres_store) as wire:
+        yield wire
 
 
 @pytest.fixture
-def wire(postgres_store: str) -> Iterator[Wire]:
-    server = urlsplit(postgres_store)
-    assert server.hostname
-    wire = Wire(server.hostname, server.port or 5432)
-    yield wire
-    wire.close()
-
-
-@pytest.fixture
-def harness(app: App, postgres_store: str, wire: Wire) -> Iterator[Harness]:
-    server = urlsplit(postgres_store)
-    with Harness(app, urlunsplit(server._replace(netloc=f"{server.username}@127.0.0.1:{wire.port}"))) as harness:
+def harness(app: App, postgres_store: str, wire: FaultProxy) -> Iterator[Harness]:
+    with Harness(app, wire.at(postgres_store)) as harness:
         yield harness
         assert [verdict for verdict in app.operate().verify() if not verdict.sound] == []
     empty(postgres_store)
+
+
+def lose_the_next_answer(wire: FaultProxy) -> None:
+    """The server commits, and nobody hears of it."""
+    wire.cut(on="replies", holding=COMMITTED)
 
 
 KINDS = {"projection": ("batch.before_commit", "letter.before_commit"), "handler": ("round.before_commit",) * 2}
@@ -97,17 +59,20 @@ def declare(app: App, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("happened", [True, False], ids=["it happened", "it did not"])
 def test_a_settling_commit_without_an_answer_is_neither_lost_nor_done_again(
-    app: App, harness: Harness, wire: Wire, postgres_store: str, kind: str, happened: bool
+    app: App, harness: Harness, wire: FaultProxy, postgres_store: str, kind: str, happened: bool
 ) -> None:
     def end_the_connection() -> None:
         with psycopg.connect(postgres_store, autocommit=True) as administrator:
             administrator.execute(TERMINATE, (administrator.info.dbname,))
 
+    def lose() -> None:
+        lose_the_next_answer(wire)
+
     declare(app, kind)
     for number in (1, 2, -3, 4):
         harness.append("orders", "order.placed", number, key=f"k{number}")
     place, at_a_replay = KINDS[kind]
-    with failpoint(place, wire.lose_the_next_answer if happened else end_the_connection) as armed:
+    with failpoint(place, lose if happened else end_the_connection) as armed:
         harness.run_until_idle()
         assert armed.fired
     harness.advance("1m")
@@ -117,7 +82,7 @@ def test_a_settling_commit_without_an_answer_is_neither_lost_nor_done_again(
     assert not [fact for fact in harness.signals if isinstance(fact, Halted)], "looking is all it takes"
     with app.transaction() as tx:
         tx.execute("UPDATE redrive.events SET data = '3' WHERE position = 3")
-    with failpoint(at_a_replay, wire.lose_the_next_answer if happened else end_the_connection) as armed:
+    with failpoint(at_a_replay, lose if happened else end_the_connection) as armed:
         harness.replay()
         assert armed.fired
     harness.advance("1m")
@@ -128,7 +93,7 @@ def test_a_settling_commit_without_an_answer_is_neither_lost_nor_done_again(
 
 @pytest.mark.parametrize("together", [True, False], ids=["in a transaction", "alone"])
 def test_an_append_without_an_answer_says_so_and_may_be_said_again(
-    app: App, harness: Harness, wire: Wire, together: bool
+    app: App, harness: Harness, wire: FaultProxy, together: bool
 ) -> None:
     orders = app.log("orders")
 
@@ -140,7 +105,7 @@ def test_an_append_without_an_answer_says_so_and_may_be_said_again(
             orders.append("order.placed", 1, id="one")
 
     orders.append("order.placed", 0, id="zero")
-    wire.lose_the_next_answer()
+    lose_the_next_answer(wire)
     with pytest.raises(CommitUnknown, match="no answer came"):
         say()
     say()

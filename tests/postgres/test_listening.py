@@ -111,7 +111,7 @@ def test_the_number_of_a_log_that_was_committed_is_looked_up_once(
     try:
         for number in range(5):
             app.log("orders").append("placed", number, key="ada")
-        assert asked.count("event_insert") == 5
+        assert asked.count("pg_event_append") == 5
         assert asked.count("log_find") == 2  # before it was made, and then
     finally:
         app.close()

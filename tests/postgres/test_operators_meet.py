@@ -16,6 +16,7 @@ from redrive.replay import transfer
 from redrive.replay.deed import Operator
 from redrive.replay.prune import What
 from redrive.replay.prune_events import prune_events
+from redrive.runner.enroll import repartition
 from redrive.settings import Settings
 from redrive.store.port import StoreTx
 
@@ -134,3 +135,26 @@ def test_an_event_that_somebody_else_just_appended_is_not_new(meeting: Meeting) 
 
     event, is_new = meeting.during(append, append_by_hand)
     assert (event.data, is_new) == (77, False)
+
+
+def test_another_number_of_partitions_begins_where_an_owner_that_is_committing_ends(meeting: Meeting) -> None:
+    """From the mark of a moment ago, the event would be applied a second time."""
+    store = meeting.app.runtime.store
+    event = meeting.orders.append("placed", 10, key="10")
+
+    def settle(tx: StoreTx) -> None:
+        owner = tx.progress.member(1)
+        tx.progress.fence(1, owner.epoch, owner.position)
+        change = {"member": 1, "epoch": owner.epoch, "position": event.position, "anchor": event.id, "applied": 1}
+        tx.progress.advance({**change, "ignored": 0, "now": 1.0, "last_type": "placed", "last_time_us": 1})
+
+    def divide() -> None:
+        with store.transaction() as tx:
+            row = tx.progress.find("check")
+            assert row is not None
+            repartition(tx, row, 3)
+
+    meeting.during(settle, divide)
+    with store.reading() as tx:
+        assert [member.position for member in tx.progress.members(1)] == [event.position] * 3
+    meeting.check_sound()

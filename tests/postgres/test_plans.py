@@ -78,6 +78,7 @@ ASKED: dict[str, Any] = {
     "prune_applied": {"subscription": 1, "after": 20000, "before": 50.0, "limit": 100},
     "prune_attempt_count": {"ids": "[1,2,3]"}, "prune_journal_count": {"ids": "[1,2,3]"},
     "prune_events_page": {"log": 1, "upto": 20000, "last": 40000, "limit": 100},
+    "trim_page": {"log": 1, "upto": 20000, "limit": 100},
 }  # fmt: skip
 
 

@@ -10,6 +10,8 @@ import redis
 
 from redrive.testing.brokers import valkey
 
+pytest.register_assert_rewrite("redrive.testing.contracts")
+
 
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 from redrive import App, Event, Tx, UsageError
 from redrive.redis import Stream
 from redrive.redis.ids import id_of
+from redrive.runner import land
 from redrive.testing import Harness
 from redrive.testing.failpoints import FailpointHit, failpoint
 
@@ -49,6 +50,11 @@ class Shop:
     def given(self) -> list[Any]:
         with self.app.reader() as tx:
             return [tuple(row) for row in tx.execute("SELECT id, key, said FROM given").fetchall()]
+
+    @property
+    def halted(self) -> str:
+        rows = self.app.operate().status()
+        return next(row.halted for row in rows if row.subscription == self.stream.log) or ""
 
     @property
     def reasons(self) -> list[str]:
@@ -97,6 +103,26 @@ def test_a_death_at_any_step_neither_loses_nor_doubles(
 
 
 @WAYS
+@pytest.mark.parametrize("place", ["land.fenced", "land.before_commit", "land.committed"])
+def test_a_death_while_the_next_read_is_under_way_neither_loses_nor_doubles(
+    shops: Any, server: Any, way: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(land, "READ_MAX", 3)  # always a backlog: always one ahead
+    shop, ids = shops(**way), say(server, 20)
+    for _ in range(3):
+        with failpoint(place, FailpointHit):
+            shop.harness.run_until_idle()
+        shop.harness.advance("1m")
+        ids += say(server, 7)
+    shop.harness.run_until_idle()
+    assert sorted(id for id, _, _ in shop.given) == sorted(f"orders:{id}" for id in ids)
+    if shop.stream.ordered:
+        assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
+    else:
+        assert server.xpending("orders", "shop.orders")["pending"] == 0
+
+
+@WAYS
 def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: Any, way: dict[str, Any]) -> None:
     shop = shops(**way)
     server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})
@@ -112,6 +138,16 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     assert [(one.type, one.key) for one in letters] == [
         ("order.placed", "k"), ("redrive.refused", None), ("redrive.refused", None),
     ]  # fmt: skip
+
+
+def test_what_could_not_be_read_is_an_event_once_it_was_edited(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})
+    shop.harness.run_until_idle()
+    (letter,) = shop.harness.letters("dead")
+    shop.app.operate().letters.edit(letter.id, {"n": 7}, "what was meant")
+    shop.harness.replay()
+    assert [said for _, _, said in shop.given] == ["{'n': 7}"]
 
 
 @WAYS
@@ -182,8 +218,7 @@ def test_a_server_that_was_emptied_halts_who_reads_in_order(shops: Any, server: 
     server.flushall()
     server.xadd("orders", {"data": "1"}, id="1-1")
     shop.harness.run_until_idle()
-    halted = next(row.halted for row in shop.app.operate().status() if row.subscription == "redis:orders")
-    assert "was the server emptied" in (halted or "")
+    assert "was the server emptied" in shop.halted
     assert len(shop.given) == 3
 
 
@@ -251,3 +286,83 @@ def test_the_reading_is_paused_and_resumed_and_nothing_else(shops: Any, server: 
     desk.reset("write_down", "again")
     shop.harness.run_until_idle()
     assert len(shop.given) == 4
+
+
+@WAYS
+def test_deleted_entries_at_the_end_are_told_once(shops: Any, server: Any, way: dict[str, Any]) -> None:
+    shop, ids = shops(**way), say(server, 2)
+    shop.harness.run_until_idle()
+    server.xdel("orders", *say(server, 2))
+    for _ in range(2):
+        shop.harness.run_until_idle()
+        shop.harness.restart()
+    assert shop.reasons == ["lost_at_source"]
+    ids += say(server, 2)
+    shop.harness.run_until_idle()
+    assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
+    assert shop.reasons == ["lost_at_source"]
+
+
+def test_entries_trimmed_behind_the_back_of_who_waits_are_told(server: Any, valkey_url: str) -> None:
+    reader, ids = Stream(valkey_url, "orders", partitions=1).open("g"), say(server, 2)
+    try:
+        (_, last) = reader.read({}, 10, 0.0)
+        known = {0: last.position}
+        assert not reader.read(known, 10, 0.0)
+        burst = say(server, 4)  # between a look and the waiting that follows it
+        server.xtrim("orders", maxlen=2, approximate=False)
+        waited = [
+            message._replace(position=f"{message.position.partition(';')[0]};{2 + more}")
+            for more, message in enumerate(reader.read(known, 10, 0.0)[1:], 1)
+        ]
+        assert [message.event.id for message in waited] == [f"orders:{id}" for id in burst[2:]]
+        lost, *others = reader.read({0: waited[-1].position}, 10, 0.0)
+        assert b"2 entries after" in lost.event.data_raw and not others
+        assert len(ids) == 2
+    finally:
+        reader.close()
+
+
+def test_a_group_is_made_again_from_what_somebody_still_has_and_not_from_the_last_that_landed(
+    shops: Any, server: Any
+) -> None:
+    shop, ids = shops(**GROUP), say(server, 2)
+    shop.harness.run_until_idle()
+    ids += say(server, 2)
+    server.xreadgroup("shop.orders", "a live one", {"orders": ">"}, count=1)  # it has the third, and never lands it
+    shop.harness.run_until_idle()
+    assert len(shop.given) == 3
+    server.xgroup_destroy("orders", "shop.orders")
+    shop.harness.run_until_idle()
+    assert sorted(id for id, _, _ in shop.given) == sorted(f"orders:{id}" for id in ids)
+
+
+def test_who_takes_over_with_a_slower_clock_halts_who_reads_in_order(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    server.xadd("orders", {"data": "1"}, id="10-0")
+    server.xadd("orders", {"data": "2"}, id="20-0")
+    shop.harness.run_until_idle()
+    server.delete("orders")
+    for id, data in (("10-0", 1), ("15-0", 3), ("25-0", 4)):  # 20-0 was lost, and the next one is before it
+        server.xadd("orders", {"data": data}, id=id)
+    shop.harness.run_until_idle()
+    assert "did another server take over" in shop.halted
+    assert len(shop.given) == 2
+    server.xtrim("orders", minid="20-0", approximate=False)
+    shop.harness.advance("5m")
+    assert [said for _, _, said in shop.given] == ["1", "2", "4"]
+
+
+def test_what_is_trimmed_while_there_is_no_group_is_told(shops: Any, server: Any) -> None:
+    shop = shops(**GROUP)
+    say(server, 3)
+    shop.harness.run_until_idle()
+    server.xgroup_destroy("orders", "shop.orders")
+    ids = say(server, 4)
+    server.xtrim("orders", maxlen=1, approximate=False)
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["lost_at_source"]
+    assert [id for id, _, _ in shop.given][3:] == [f"orders:{ids[-1]}"]
+    shop.harness.restart()
+    shop.harness.run_until_idle()
+    assert shop.reasons == ["lost_at_source"]

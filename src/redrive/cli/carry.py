@@ -1,4 +1,4 @@
-"""`redrive dlq export` and `import`: letters out into a file, repaired data back in."""
+"""`redrive dlq export` and `import`: letters out into a file, repaired data back in; and letters from a mirror."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from redrive.cli.edit import edit_each
 from redrive.cli.letter import letter_json
 from redrive.cli.program import app_option, complete_file, confirm, json_option, opened, reads, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
-from redrive.cli.render import plural
+from redrive.cli.render import emit_json, plural, say
 from redrive.cli.select import chooses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from redrive.replay.bringing import Brought
     from redrive.replay.letters import LetterDesk
     from redrive.replay.select import Selection
     from redrive.store.port import LetterRow
+
+SHOWN = 10  # letters that were skipped; --json has all of them
 
 
 class _Line(NamedTuple):
@@ -58,22 +61,77 @@ def export_letters(selection: Selection, out: str | None, store: str | None, pro
 
 
 @click.command("import")
-@click.argument("file", type=click.File("r", encoding="utf-8"))
+@click.argument("source", metavar="FILE|FOLDER|REDIS")
 @click.option("--reason", required=True, help="Why; goes into the audit.")
 @yes_option
 @store_option
 @app_option
 @json_option
-def import_letters(file: Any, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> int:
-    """Take the data of exported letters back, as edits.
+def import_letters(source: str, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> int:
+    """Take the data of exported letters back, as edits; or letters from a mirror.
 
-    Each line names its letter by `id` and the `rev` it was exported at; one that has changed since is skipped, and so
-    is one whose data is the same.
+    Each line of an export names its letter by `id` and the `rev` it was exported at; one that has changed since is
+    skipped, and so is one whose data is the same.
+
+    Of a mirror (a file, its folder, or redis://HOST/DB/STREAM) letters that were still open are imported, with their
+    events, where the store does not have these. Run again, it imports nothing twice.
     """
+    from redrive.mirrors.reading import is_mirror
     from redrive.replay.deed import need_reason
 
     need_reason("import", reason)
-    lines = list(_lines(file))
+    if is_mirror(source):
+        return _bring_back(source, reason, yes, store, program, as_json)
+    lines = list(_lines(click.open_file(source, "r", encoding="utf-8")))
+    return _edit_back(lines, reason, yes, store, program, as_json)
+
+
+def _bring_back(source: str, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> int:
+    from redrive.mirrors.lines import Damage
+    from redrive.mirrors.reading import read
+    from redrive.replay.bringing import bring_back, newest
+
+    damaged, entries = 0, []
+    for one in read(source):
+        if isinstance(one, Damage):
+            damaged += 1
+        else:
+            entries.append(one)
+    found, settled = newest(entries)
+    with opened(store, program) as app:
+        desk = app.operate()
+        if found:
+            confirm(f"Import {plural(len(found), 'open letter')}, where they are not here already?", yes)
+        brought = bring_back(desk.operator, desk.letters, entries, reason)
+    if as_json:
+        skipped = [
+            {"subscription": one.subscription, "letter": one.letter, "event_id": one.event_id, "why": why}
+            for one, why in brought.skipped
+        ]
+        numbers = {"open": len(found), "imported": brought.imported, "edited": brought.edited}
+        emit_json(numbers | {"settled": settled, "damaged": damaged, "skipped": skipped})
+    else:
+        _report(brought, settled, damaged)
+    return 0 if not (brought.skipped or damaged) else 3 if brought.imported or brought.edited else 1
+
+
+def _report(brought: Brought, settled: int, damaged: int) -> None:
+    for entry, why in brought.skipped[:SHOWN]:
+        say(f"letter {entry.letter} of {entry.subscription} skipped: {why}", "  ")
+    if len(brought.skipped) > SHOWN:
+        click.echo(f"  … and {len(brought.skipped) - SHOWN:,} more")
+    parts = [f"{plural(brought.imported, 'letter')} imported"]
+    parts += [f"{count:,} {what}" for count, what in (
+        (brought.edited, "edited"), (len(brought.skipped), "skipped"), (settled, "settled before"),
+    ) if count]  # fmt: skip
+    click.echo(", ".join(parts))
+    if damaged:
+        click.echo(f"{plural(damaged, 'damaged line')} left out", err=True)
+
+
+def _edit_back(
+    lines: list[_Line], reason: str, yes: bool, store: str | None, program: str | None, as_json: bool
+) -> int:
     with opened(store, program) as app:
         desk = app.operate()
         letters = _letters(desk.letters, lines)

@@ -1,5 +1,20 @@
-"""Redis and Valkey streams: `redrive.redis.Stream`."""
+"""Redis and Valkey streams: `redrive.redis.Stream`; letters mirrored there: `LetterStream`, `LetterIndex`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from redrive.redis.stream import Stream
 
-__all__ = ["Stream"]
+if TYPE_CHECKING:
+    from redrive.redis.letters import LetterIndex, LetterStream
+
+__all__ = ["LetterIndex", "LetterStream", "Stream"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from redrive.redis import letters  # with the driver behind it
+
+    return getattr(letters, name)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 
 from redrive.errors import Halted, SourceDown
-from redrive.redis.ids import FIRST, id_of
+from redrive.redis.ids import FIRST, before, id_of
 from redrive.sources.codec import Place as Origin
 from redrive.sources.port import Message, Positions, Reader
+from redrive.sources.quick import Quick
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
 
 if TYPE_CHECKING:
     from redrive.redis.stream import Stream
 
-Entry = tuple[bytes, Mapping[bytes, bytes] | None]
+Entry = tuple[bytes, Sequence[bytes] | Mapping[bytes, bytes] | None]  # the fields in a row, or by name
 CONSUMER = "redrive"  # one owner at a time: whoever takes over has the pending entries of the one before
 CLAIM_MAX = 100
 
@@ -29,6 +30,9 @@ class _Reader(Reader):
         self.stream, self.group = stream, group
         with self.asking():
             self.server = stream.connect()
+        for command in ("XREAD", "XREADGROUP"):  # entries as they come: theirs would be a dict each
+            self.server.set_response_callback(command, _as_it_is)
+        self._names, self._quick = stream.streams, Quick(stream.codec, stream.name)
 
     def close(self) -> None:
         self.server.close()
@@ -43,14 +47,19 @@ class _Reader(Reader):
 
     def message(self, partition: int, entry: Entry) -> Message:
         """An entry as an event, or as the refusal that stands for it."""
-        stream, (where, fields) = self.stream, entry
-        position = where.decode()
-        place = Origin(f"{stream.streams[partition]}:{position}"[-200:], stream.name, None, id_of(position)[0] * 1_000)
+        where, fields = entry
+        position, name = where.decode(), self._names[partition]
         if not fields:  # handed out once, and deleted since: every entry has fields
             return self.lost(partition, position, f"entry {position} was deleted before it was read")
-        named = {name.decode("utf-8", "backslashreplace"): value for name, value in fields.items()}
-        event, has_id = stream.codec.decode(named, named.get(stream.codec.data), place)
-        return Message(partition, position, event, has_id)
+        id, time_us = f"{name}:{position}"[-200:], int(where[: where.index(b"-")]) * 1_000
+        if isinstance(fields, Mapping):
+            fields = [part for field in fields.items() for part in field]
+        found = self._quick.decode(fields, id, time_us)
+        if found is None:
+            names = [name.decode("utf-8", "backslashreplace") for name in fields[::2]]
+            named, codec = dict(zip(names, fields[1::2], strict=True)), self.stream.codec
+            found = codec.decode(named, named.get(codec.data), Origin(id, self.stream.name, None, time_us))
+        return Message(partition, position, *found)
 
     def lost(self, partition: int, position: str, why: str) -> Message:
         """What the server does not have any more is told, in its place."""
@@ -123,16 +132,17 @@ class OrderedReader(_Reader):
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         names = self.stream.streams
         with self.asking():
-            states, found = self._look(names, {number: positions.get(number) for number in range(len(names))}, limit)
+            states, anchors, found = self._look(names, positions, limit)
             messages: list[Message] = []
             ids = {}
             for number, name in enumerate(names):
-                place = self._place(positions.get(number), states[number])
-                lost = self._compare(number, name, place, states[number])
+                place, entries = self._place(positions.get(number), states[number]), found.get(name.encode(), [])
+                left = None if len(entries) == limit else len(entries)
+                self._check(name, place, states[number], anchors[number])
+                lost = self._compare(number, place, states[number], left)
                 if lost is not None:
                     messages.append(lost)
                     place = Place.of(lost.position)
-                entries = found.get(name.encode(), [])
                 messages += self._number(number, entries, place)
                 if len(entries) < limit and messages and messages[-1].partition == number:
                     last = messages[-1]  # there are no more: now the count is known, whatever was deleted
@@ -147,46 +157,60 @@ class OrderedReader(_Reader):
         return messages
 
     def _look(
-        self, names: list[str], positions: Mapping[int, str | None], limit: int
-    ) -> tuple[list[Census], dict[bytes, list[Entry]]]:
-        """What the server has, and the next entries: of one moment, so that nobody trims in between."""
+        self, names: list[str], positions: Positions, limit: int
+    ) -> tuple[list[Census], list[Any], dict[bytes, list[Entry]]]:
+        """What the server has, where we are, and the next entries: of one moment, so that nobody trims in between."""
         pipe = self.server.pipeline(transaction=True)
-        for name in names:
+        ids = {name: Place.of(positions.get(number, FIRST)).id for number, name in enumerate(names)}
+        for name, id in ids.items():
             pipe.xinfo_stream(name)
-        ids = {name: Place.of(positions[number] or FIRST).id for number, name in enumerate(names)}
+            pipe.xrange(name, id, id)
         pipe.xread(ids, count=limit)  # type: ignore[arg-type]
         *states, found = pipe.execute(raise_on_error=False)
         if isinstance(found, redis.RedisError):
             raise found
-        return [Census.of(state) for state in states], _by_name(found)
+        return [Census.of(state) for state in states[::2]], states[1::2], _by_name(found)
 
     def _place(self, position: str | None, census: Census) -> Place:
         """Where we are; what was gone before we came is not ours to miss."""
         return Place(FIRST, census.gone) if position is None else Place.of(position)
 
     def _number(self, partition: int, entries: list[Entry], place: Place) -> list[Message]:
-        found = []
-        for more, entry in enumerate(entries, 1):
-            message = self.message(partition, entry)
-            found.append(message._replace(position=str(place.after(message.position, more))))
+        """With the last of them, how far that is: what is between lands with it or not at all."""
+        found = [self.message(partition, entry) for entry in entries]
+        if found:
+            found[-1] = found[-1]._replace(position=str(place.after(found[-1].position, len(found))))
         return found
 
     def settled(self, messages: Sequence[Message]) -> None:
         """The place in the store is all there is to it."""
 
-    def _compare(self, number: int, name: str, place: Place, census: Census) -> Message | None:
-        """Has the server lost what we have read, or deleted what we have not?"""
+    def _check(self, name: str, place: Place, census: Census, anchor: Any) -> None:
+        """Is this the stream that we have read?"""
         if id_of(census.newest) < id_of(place.id):
             raise Halted(
                 f"{self.stream.log}: {place.id} was read from stream {name!r}, but its newest entry is "
                 f"{census.newest}: was the server emptied, or a backup restored? Bring back what it had"
             )
+        # Whoever lost its last entries and has a slower clock gives later ones smaller ids, which nobody would read.
+        untouched = census.added is not None and id_of(census.deleted) < id_of(place.id)
+        if untouched and census.oldest is not None and id_of(census.oldest) <= id_of(place.id) and not anchor:
+            raise Halted(
+                f"{self.stream.log}: {place.id} was read from stream {name!r}, which does not have it, and older ones: "
+                f"did another server take over? Look at what is before it, and then XTRIM {name} MINID {place.id}"
+            )
+
+    def _compare(self, number: int, place: Place, census: Census, left: int | None) -> Message | None:
+        """Has the server deleted what we have not read? `left`: so many are there, if known."""
         if id_of(census.deleted) > id_of(place.id):
             why = f"entries up to {census.deleted} were deleted, and not all of them had been read"
-            return self.lost(number, census.deleted, why)._replace(position=str(place))
-        trimmed = census.oldest is None or id_of(census.oldest) > id_of(place.id)
-        if trimmed and place.number is not None and census.added is not None:
-            missing = census.added - place.number - census.length
+            # How many is not known. Once nothing is left before them, they are behind us.
+            to = Place(place.id, None) if left != 0 else Place(census.deleted, census.added)
+            return self.lost(number, census.deleted, why)._replace(position=str(to))
+        if left is None and (census.oldest is None or id_of(census.oldest) > id_of(place.id)):
+            left = census.length
+        if left is not None and place.number is not None and census.added is not None:
+            missing = census.added - place.number - left
             if missing > 0:
                 why = f"{missing} entries after {place.id} were trimmed before they were read"
                 return self.lost(number, f"{place.id}+{missing}", why)._replace(
@@ -196,13 +220,17 @@ class OrderedReader(_Reader):
 
 
 class GroupReader(_Reader):
-    """Own pending entries first, then new ones; now and then what others have left behind."""
+    """Own pending entries first, then new ones; now and then what others have left behind.
+
+    The last message of a read carries, behind its id, up to where everything has landed that the group has handed out:
+    from there a group that is gone is made again. That is not the last one that has landed: others may still wait.
+    """
 
     def __init__(self, stream: Stream, group: str) -> None:
         super().__init__(stream, group)
         self._pending: str | None = FIRST  # from where on our own pending entries are still to be read
-        self._claim_at = 0.0
-        self._made = False
+        self._claim_at, self._claim_from = 0.0, FIRST
+        self._made, self._told = False, FIRST
 
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         with self.asking():
@@ -218,14 +246,16 @@ class GroupReader(_Reader):
                 return self._read(limit, wait)
 
     def _make(self, positions: Positions) -> None:
-        """The group, from the last entry that has landed on: never from `$`, which would pass over what came since."""
+        """The group, from where on not everything has landed: never from `$`, which would pass over what came since."""
         name = self.stream.name
-        start = positions.get(0, FIRST)
+        _, start, number = [*positions.get(0, f";{FIRST}").split(";"), ""][:3]
         census = self.describe(name)
         if id_of(census.newest) < id_of(start):
             start = FIRST  # another stream of that name: what has landed is recognised by its id
+        # With the number, a server that counts goes on counting, and what was trimmed meanwhile is missed.
+        count = census.gone if start == FIRST else int(number) if number else None
         try:
-            self.server.xgroup_create(name, self.group, id=start, mkstream=True)
+            self.server.xgroup_create(name, self.group, id=start, mkstream=True, entries_read=count)
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -233,39 +263,101 @@ class GroupReader(_Reader):
 
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
         if self._pending is not None:
-            found = list(_by_stream(self.server.xreadgroup(
-                self.group, CONSUMER, {self.stream.name: self._pending}, count=limit
-            )))  # fmt: skip
-            entries = found[0][1] if found else []
+            low, found = self._ask(lambda pipe: self._get(pipe, str(self._pending), limit))
+            entries = _entries(found)
             self._pending = entries[-1][0].decode() if entries else None
             if entries:
-                return [self.message(0, entry) for entry in entries]
-        if time.monotonic() >= self._claim_at:
-            self._claim_at = time.monotonic() + self.stream.min_idle / 2
-            if left := self._claim():
-                return left
-        block = max(1, round(wait * 1000)) if wait > 0 else None
-        found = list(_by_stream(self.server.xreadgroup(
-            self.group, CONSUMER, {self.stream.name: ">"}, count=limit, block=block
-        )))  # fmt: skip
-        return [self.message(0, entry) for _, entries in found for entry in entries]
+                return self._messages(entries, low)
+        if time.monotonic() >= self._claim_at and (left := self._claim(limit)):
+            return left
+        return self._new(limit, wait)
 
-    def _claim(self) -> list[Message]:
-        """What a consumer took and did not finish; the ids of what was deleted meanwhile are told by newer servers."""
-        answer: Any = self.server.xautoclaim(
-            self.stream.name, self.group, CONSUMER, min_idle_time=round(self.stream.min_idle * 1000), count=CLAIM_MAX
+    def _new(self, limit: int, wait: float) -> Sequence[Message]:
+        """What nobody has had yet. What nobody will have, because it is gone, lands before the group moves past it."""
+        name = self.stream.name
+
+        def look(pipe: Any) -> None:
+            pipe.xinfo_stream(name)
+            pipe.xinfo_groups(name)
+
+        low, state, groups = self._ask(look)
+        group = next(one for one in groups if _text(one["name"]) == self.group)
+        lost = self._compare(Census.of(state), group, low)
+        if lost is not None:
+            return [lost]
+        found = self._get(self.server, ">", limit, max(1, round(wait * 1000)) if wait > 0 else None)
+        return self._messages(_entries(found), low, group.get("entries-read"))
+
+    def _ask(self, queue: Callable[[Any], None]) -> tuple[Any, ...]:
+        """Answers of one moment, the first of them: the oldest id that somebody has and has not finished, if any."""
+        pipe = self.server.pipeline(transaction=True)
+        pipe.xpending(self.stream.name, self.group)
+        queue(pipe)
+        waiting, *rest = pipe.execute()
+        return (waiting["min"] if waiting["pending"] else None), *rest
+
+    def _get(self, server: Any, start: str, limit: int, block: int | None = None) -> Any:
+        return server.xreadgroup(self.group, CONSUMER, {self.stream.name: start}, count=limit, block=block)
+
+    def _messages(self, entries: list[Entry], oldest: bytes | None, number: int | None = None) -> list[Message]:
+        found = [self.message(0, entry) for entry in entries]
+        if found:
+            found[-1] = self._noted(found[-1], oldest, None if number is None else number + len(found))
+        return found
+
+    def _noted(self, last: Message, oldest: bytes | None, number: int | None) -> Message:
+        """With where a group would be made again: behind it if nobody has anything else, and then its number, too."""
+        if oldest is not None:
+            return last._replace(position=f"{last.position};{before(oldest)}")
+        return last._replace(position=f"{last.position};{last.position};{'' if number is None else number}")
+
+    def _compare(self, census: Census, group: Mapping[str, Any], low: bytes | None) -> Message | None:
+        """Was anything deleted before the group handed it out? Servers before 7.0 do not tell."""
+        at, count = _text(group["last-delivered-id"]), group.get("entries-read")
+        gone = census.oldest is None or id_of(census.oldest) > id_of(at)
+        missing = census.added - count - census.length if gone and count is not None and census.added is not None else 0
+        where = (
+            census.deleted if id_of(census.deleted) > id_of(at) else f"{at}+{missing}" if missing > 0 else self._told
         )
-        entries = [entry for entry in answer[1] if entry[0] is not None]
-        deleted = answer[2] if len(answer) > 2 else []
-        return [self.message(0, entry) for entry in entries] + [self.message(0, (id, None)) for id in deleted]
+        if where == self._told:
+            return None
+        self._told = where
+        lost = self.lost(0, where, f"entries after {at} were deleted or trimmed before anybody had read them")
+        return self._noted(lost._replace(position=at), low, None if count is None else count + max(0, missing))
+
+    def _claim(self, limit: int) -> Sequence[Message]:
+        """What a consumer took and did not finish, and who is gone with nothing left to do."""
+        low, answer = self._ask(
+            lambda pipe: pipe.xautoclaim(
+                self.stream.name, self.group, CONSUMER, min_idle_time=round(self.stream.min_idle * 1000),
+                start_id=self._claim_from, count=CLAIM_MAX,
+            )
+        )  # fmt: skip
+        self._claim_from = _text(answer[0])
+        if self._claim_from == FIRST:
+            self._claim_at = time.monotonic() + self.stream.min_idle / 2
+        entries: list[Entry] = [entry for entry in answer[1] if entry[0] is not None]
+        entries += [(id, None) for id in (answer[2] if len(answer) > 2 else ())]
+        if len(answer[1]) > len(
+            entries
+        ):  # an old server does not say which were deleted: they are ours now, look there
+            self._pending = FIRST
+            return self._messages(entries, low) or self._read(limit, 0.0)
+        return self._messages(entries, low)
 
     def settled(self, messages: Sequence[Message]) -> None:
-        with self.asking():
-            self.server.xack(self.stream.name, self.group, *[message.position for message in messages])
+        if messages:
+            with self.asking():
+                ids = [message.position.partition(";")[0] for message in messages]
+                self.server.xack(self.stream.name, self.group, *ids)
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _entries(found: Any) -> list[Entry]:
+    return [entry for _, entries in _by_stream(found) for entry in entries]
 
 
 def _by_name(found: Any) -> dict[bytes, list[Entry]]:
@@ -274,9 +366,8 @@ def _by_name(found: Any) -> dict[bytes, list[Entry]]:
 
 def _by_stream(found: Any) -> Iterator[tuple[bytes, list[Entry]]]:
     """What XREAD and XREADGROUP answer, in both versions of the protocol."""
-    if isinstance(found, dict):
-        for name, lists in found.items():
-            yield name, [entry for entries in lists for entry in entries]
-    else:
-        for name, entries in found or ():
-            yield name, entries
+    yield from found.items() if isinstance(found, dict) else found or ()
+
+
+def _as_it_is(answer: Any, **_: Any) -> Any:
+    return answer

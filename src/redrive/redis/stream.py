@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from redrive.errors import UsageError
 from redrive.event import check_type
 from redrive.policy.partitions import PARTITIONS_MAX
+from redrive.sinks.brokers import BrokerSink, Sender, check_format
 from redrive.sources.codec import Codec, Format
 from redrive.sources.port import Reader, Source
 from redrive.units import duration
 
 if TYPE_CHECKING:
-    from redis import Redis
+    from redis import ConnectionPool, Redis
 
 MIN_IDLE = "60s"
 
@@ -40,11 +41,14 @@ class Stream(Source):
         min_idle: str | float = MIN_IDLE,
         format: Format = "auto",
         codec: Codec | None = None,
+        maxlen: int | None = None,
     ) -> None:
         check_type(name)
         if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
             raise UsageError(f"{name}: partitions={partitions!r}; give a number from 1 to {PARTITIONS_MAX:,}")
-        self.url, self.name = url, name
+        if maxlen is not None and maxlen < 1:
+            raise UsageError(f"{name}: maxlen={maxlen!r}; give the number of entries that are to stay, about")
+        self.url, self.name, self.maxlen = url, name, maxlen
         self.ordered, self.acknowledges = partitions is not None, partitions is None
         self.partitions = partitions or 1
         self.min_idle, self.codec = duration(min_idle), codec or Codec(format)
@@ -79,3 +83,21 @@ class Stream(Source):
         kind: Any = OrderedReader if self.ordered else GroupReader
         reader: Reader = kind(self, group)
         return reader
+
+    def sink(self, name: str) -> BrokerSink:
+        """Write to it, as a delivery of this name."""
+        check_format(repr(self), self.codec.format)
+        return BrokerSink(name, repr(self), self._sender)
+
+    def _sender(self, log: str, timeout: float) -> Sender:
+        from redrive.redis.sending import StreamSender
+
+        return StreamSender(self, log, timeout)
+
+    def pool(self, timeout: float, connect_timeout: float) -> ConnectionPool:
+        """Connections for those who send."""
+        import redis
+
+        return redis.ConnectionPool.from_url(
+            self.url, socket_connect_timeout=connect_timeout, socket_timeout=timeout, health_check_interval=0
+        )

@@ -118,6 +118,11 @@ def find(tx: StoreTx, name: str) -> Subscribed:
 
 def need_function(row: Subscribed) -> Subscribed:
     """Refuse to move the reading of a broker: what it has landed is in the log, and would not land again."""
+    if row.kind == "mirror":
+        raise UsageError(
+            f"{row.name!r} is a mirror of letters, which can be paused and resumed, and nothing else; "
+            "one with another name begins at the beginning"
+        )
     if row.kind == "intake":
         raise UsageError(
             f"{row.name!r} is the reading of a broker, which can be paused and resumed, and nothing else; "

@@ -21,6 +21,7 @@ PAGE = 10_000  # letters read at a time
 _EVERYWHERE = 2**62
 
 _STEPS = {(before.value, after.value) for (before, _), after in TRANSITIONS.items()}
+_EDITS = {(State.RETRYING.value, State.RETRYING.value), (State.DEAD.value, State.DEAD.value)}
 _BIRTHS = {(None, State.RETRYING.value), (None, State.DEAD.value), (None, State.DISCARDED.value)}
 
 
@@ -219,7 +220,7 @@ class Account:
         """The journal tells no story that the table of a letter's life does not know."""
         mine = {"subscription": self.row.id}
         for before, state, _ in self.tx.sql.all("ledger_steps", mine):
-            if (before, state) not in _STEPS | _BIRTHS:
+            if (before, state) not in _STEPS | _BIRTHS | _EDITS:
                 where = self._find("ledger_step_positions", {**mine, "before": before, "state": state})
                 yield from _all("steps", f"letters that went from {before or 'nothing'} to {state}", where)
 

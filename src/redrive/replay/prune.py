@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from redrive.replay.deed import Operator, find
 from redrive.replay.forget import delete_letters, forget_history
 from redrive.replay.prune_events import EventPlan, check_readers, plan_events, prune_events
+from redrive.store import journal
 from redrive.store.filters import Asked
 from redrive.store.letters import WAS_OPEN
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
@@ -63,7 +64,7 @@ def plan_prune(store: Store, now: float, what: What) -> PrunePlan:
             for state in (*GONE, "discarded"):
                 after = 0
                 while page := _page(tx, row, progress, state, plan.before, after, PLAN_PAGE):
-                    _count(tx, plan, state, [one[0] for one in page if _may_go(one, state, asked)])
+                    _count(tx, plan, state, [one[0] for one in _going(tx, page, state, asked)])
                     after = page[-1][0]
     return plan
 
@@ -100,7 +101,7 @@ def _prune_letters(operator: Operator, row: Subscribed, state: str, done: PruneP
             tx.sql.one("hold", {"subscription": row.id})
             progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
             page = _page(tx, row, progress, state, done.before, after, BATCH)
-            going = [one for one in page if _may_go(one, state, asked)]
+            going = _going(tx, page, state, asked)
             ids = [one[0] for one in going]
             _count(tx, done, state, ids)
             if state == "discarded":
@@ -124,9 +125,10 @@ def _page(
     return [(one[0], one[1], one[2]) for one in tx.sql.all(_OLD[state], values)]
 
 
-def _may_go(one: Candidate, state: str, asked: Asked) -> bool:
-    """An applied letter that its filter does not explain is evidence: it stays for `verify`."""
-    return state != "applied" or asked.wants(one[1], one[2])
+def _going(tx: StoreTx, page: Sequence[Candidate], state: str, asked: Asked) -> list[Candidate]:
+    """What a mirror lacks stays; so does, for `verify`, an applied letter that its filter does not explain."""
+    behind = journal.behind(tx.sql, [one[0] for one in page])
+    return [one for one in page if one[0] not in behind and (state != "applied" or asked.wants(one[1], one[2]))]
 
 
 def _count(tx: StoreTx, plan: PrunePlan, state: str, ids: list[int]) -> None:

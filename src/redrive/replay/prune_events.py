@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from redrive.errors import UsageError
+from redrive.failpoints import hit
 from redrive.replay.forget import delete_letters
 from redrive.replay.rewind import ranges
 from redrive.store.filters import Asked
@@ -97,32 +99,64 @@ def prune_events(store: Store, plan: EventPlan) -> EventPlan:
     more = plan.events > 0
     while more:
         with store.transaction() as tx:
-            _hold(tx, plan)
-            upto = min(plan.upto, *(_still(tx, plan.number, row) for row in _readers(tx, plan)), plan.last)
+            _hold(tx, plan.log)
+            upto = min(plan.upto, *(_still(tx, plan.number, row) for row in _readers(tx, plan.log)), plan.last)
             where = {"log": plan.number, "upto": upto, "last": plan.last, "limit": BATCH}
             positions = [position for (position,) in tx.sql.all("prune_events_page", where)]
             more = len(positions) == BATCH
             if not positions:
                 break
-            for row in _readers(tx, plan):
-                letters += _forget(tx, plan.number, row, positions)
-            events += tx.sql.run("prune_events", {"positions": json.dumps(positions)})
-            for row in _readers(tx, plan):
-                _recount_ranges(tx, plan.number, row, positions[-1])
-            keep_pruned_upto(tx, plan.number, max(positions[-1], pruned_upto(tx, plan.number)))
-            tx.logs.spans.prune(positions[-1])
+            gone, with_them = _delete(tx, plan.number, _readers(tx, plan.log), positions)
+            events, letters = events + gone, letters + with_them
     return replace(plan, events=events, letters=letters)
 
 
-def _hold(tx: StoreTx, plan: EventPlan) -> None:
+def trim(store: Store, log_name: str, before: float) -> bool:
+    """Delete the oldest events of an outbox, in one short transaction; is there more to delete?
+
+    Only from its beginning, and only what is older than that time and needed by nobody. Of an outbox nobody asks for
+    versions: unlike other logs it need not keep the newest event of each key.
+    """
+    with store.reading() as tx:
+        if not _old_positions(tx, tx.logs.id_of(log_name), before, tx.logs.last(tx.logs.id_of(log_name)) - 1, limit=1):
+            return False
+    with store.transaction() as tx:
+        log = tx.logs.id_of(log_name)
+        _hold(tx, log_name)
+        readers = _readers(tx, log_name)
+        limits = [limit for row in readers for limit, _ in _limits(tx, log, row, before, may_forget=False)]
+        positions = _old_positions(tx, log, before, min([tx.logs.last(log) - 1, *limits]), limit=BATCH)
+        if positions:
+            _delete(tx, log, readers, positions)
+            hit("trim.before_commit")
+    return len(positions) == BATCH
+
+
+def _old_positions(tx: StoreTx, log: int, before: float, upto: int, *, limit: int) -> list[int]:
+    rows = tx.sql.all("trim_page", {"log": log, "upto": upto, "limit": limit})
+    return [position for position, _ in takewhile(lambda row: row[1] < before * 1e6, rows)]
+
+
+def _delete(tx: StoreTx, log: int, readers: Sequence[Subscribed], positions: list[int]) -> tuple[int, int]:
+    """These events, and what is known of them; how many events and letters went."""
+    letters = sum(_forget(tx, log, row, positions) for row in readers)
+    events = tx.sql.run("prune_events", {"positions": json.dumps(positions)})
+    for row in readers:
+        _recount_ranges(tx, log, row, positions[-1])
+    keep_pruned_upto(tx, log, max(positions[-1], pruned_upto(tx, log)))
+    tx.logs.spans.prune(positions[-1])
+    return events, letters
+
+
+def _hold(tx: StoreTx, log_name: str) -> None:
     """Nobody who reads the log moves, and nobody begins to read it, until this batch is gone."""
-    for row in sorted(_readers(tx, plan), key=lambda row: row.id):
+    for row in sorted(_readers(tx, log_name), key=lambda row: row.id):
         tx.sql.one("hold", {"subscription": row.id})
     tx.sql.claim((BOOKS,))  # whoever registers a subscription claims them, too
 
 
-def _readers(tx: StoreTx, plan: EventPlan) -> list[Subscribed]:
-    return [row for row in tx.progress.all() if row.source == plan.log]
+def _readers(tx: StoreTx, log_name: str) -> list[Subscribed]:
+    return [row for row in tx.progress.all() if row.source == log_name]
 
 
 def _still(tx: StoreTx, log: int, row: Subscribed) -> int:

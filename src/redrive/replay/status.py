@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from redrive.clock import Env
 from redrive.policy.lease import Lease, State, state_of
+from redrive.store import journal, landed
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
 
 
@@ -73,15 +74,13 @@ def is_owned(progress: ProgressRow, env: Env) -> bool:
 def _of(
     tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env, waiting: Mapping[str, int], lag_max: int
 ) -> SubscriptionStatus:
-    now, log = env.clock.now(), tx.logs.id_of(row.source)
-    lag = tx.logs.lag(log, progress.position, lag_max) if log else 0
-    lag -= len(tx.progress.done.of(row.id, progress.position))
-    oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
+    now = env.clock.now()
+    lag, oldest = (_mirror_lag if row.kind == "mirror" else _log_lag)(tx, row, progress, lag_max)
     letters = tx.letters.counts(row.id)
     owned = is_owned(progress, env)
     return SubscriptionStatus(
         subscription=row.name, kind=row.kind, source=row.source, order=row.ordering, position=progress.position,
-        lag_events=max(0, lag), lag_seconds=0.0 if oldest is None else max(0.0, now - oldest / 1e6),
+        lag_events=max(0, lag), lag_seconds=0.0 if oldest is None else max(0.0, now - oldest),
         scheduled=waiting.get(row.source, 0),
         applied=progress.applied + letters.get("applied", 0), ignored=progress.ignored,
         retrying=letters.get("retrying", 0), dead=letters.get("dead", 0),
@@ -92,3 +91,17 @@ def _of(
         last_time=None if progress.last_time_us is None else progress.last_time_us / 1e6,
         settled_at=progress.settled_at,
     )  # fmt: skip
+
+
+def _log_lag(tx: StoreTx, row: Subscribed, progress: ProgressRow, limit: int) -> tuple[int, float | None]:
+    """How many events are not settled, and the time of the oldest."""
+    log = tx.logs.id_of(row.source)
+    lag = tx.logs.lag(log, progress.position, limit) if log else 0
+    lag -= len(tx.progress.done.of(row.id, progress.position))
+    oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
+    return lag, None if oldest is None else oldest / 1e6
+
+
+def _mirror_lag(tx: StoreTx, row: Subscribed, progress: ProgressRow, limit: int) -> tuple[int, float | None]:
+    """How many changes of letters are not mirrored, and when the first of them was."""
+    return journal.lag(tx.sql, int(landed.positions(tx.sql, row.id).get(0, "0")), limit)

@@ -19,6 +19,7 @@ from redrive.runner.loop import HandlerLoop
 from redrive.runner.probe import Prober
 from redrive.runner.staff import SETTLE_AT, YIELD_AFTER, Employer, Staff, TaskStaff
 from redrive.sinks.port import Sink, SomeFailed
+from redrive.sources.refusal import SCHEMA, check
 
 YIELD_EVERY = 16  # lists between two turns of the event loop that are ours: a sink may return without ever waiting
 
@@ -96,6 +97,8 @@ class Couriers(TaskStaff):
         while (work := self._next(task)) is not None:
             assert work.event is not None
             try:
+                if work.event.schema == SCHEMA:
+                    check(work.event)
                 await self._function([work.event])  # the sink's `send`, in a span where there are spans
                 error = None
             except BaseException as raised:
@@ -197,11 +200,30 @@ class Couriers(TaskStaff):
     async def _send(self, works: Sequence[Work]) -> dict[int, BaseException]:
         """What was raised for which of them; nothing, if all arrived."""
         events = [work.event for work in works if work.event is not None]
+        if SCHEMA in {event.schema for event in events}:
+            return await self._send_but_refused(works)
         try:
             await self._function(events)
         except BaseException as raised:
             return self._errors(works, raised)
         return {}
+
+    async def _send_but_refused(self, works: Sequence[Work]) -> dict[int, BaseException]:
+        """What a broker gave and is no event is not sent on, nor is what follows it in its lane."""
+        errors: dict[int, BaseException] = {}
+        kept: list[int] = []
+        lanes: set[str] = set()
+        for at, work in enumerate(works):
+            if work.lane in lanes:
+                continue
+            if (error := _refusal(work)) is None:
+                kept.append(at)
+                continue
+            errors[at] = error
+            if work.lane is not None:
+                lanes.add(work.lane)
+        found = await self._send([works[at] for at in kept]) if kept else {}
+        return errors | {kept[at]: error for at, error in found.items()}
 
     def _errors(self, works: Sequence[Work], raised: BaseException) -> dict[int, BaseException]:
         """What an exception of the sink means for which of them. Our own cancellation is raised again."""
@@ -216,6 +238,15 @@ class Couriers(TaskStaff):
         if isinstance(raised, SomeFailed):
             return {at: error for at, error in raised.errors.items() if 0 <= at < len(works)}
         return dict.fromkeys(range(len(works)), raised)
+
+
+def _refusal(work: Work) -> Exception | None:
+    assert work.event is not None
+    try:
+        check(work.event)
+    except Exception as error:
+        return error
+    return None
 
 
 def _is_everybodys(error: BaseException) -> bool:

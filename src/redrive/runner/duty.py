@@ -101,7 +101,7 @@ class Duty:
         self.engine, self.subscription, self.id, self.epoch = engine, subscription, row.id, epoch
         self.row, self.share = row, Share(partition, subscription.partitions)
         self.member = member_of(row.id, partition)
-        self.emitter = Emitter(subscription.name, engine.types, engine.env)
+        self.emitter = Emitter(subscription.name, engine.types, engine.env, subscription.outboxes)
         self.window = Window(0)
         self.lanes = Lanes()
         self.log_id = self.parked_version = self.quiet_until = self.horizon = 0
@@ -129,7 +129,7 @@ class Duty:
         env = self.engine.env
         row = tx.progress.member(self.member)
         self.log_id = tx.logs.id_of(self.subscription.source)
-        self.emitter = Emitter(identity(tx, self.row), self.engine.types, env)
+        self.emitter = Emitter(identity(tx, self.row), self.engine.types, env, self.subscription.outboxes)
         self._check_anchor(tx, row.position, row.anchor)
         self._check_declared(tx)
         done = tx.progress.done.all(self.member)

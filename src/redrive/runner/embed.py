@@ -16,6 +16,7 @@ from redrive.runner.duty import Engine
 from redrive.runner.enroll import enroll
 from redrive.runner.healing import Heal
 from redrive.runner.supervise import Supervisor
+from redrive.runner.trimming import Trim
 from redrive.sinks.port import Sink
 from redrive.subscription import Subscription
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def supervised(
-    runtime: Runtime, subscriptions: Iterable[Subscription], lifespan: Callable[[], Any], heal: Heal
+    runtime: Runtime, subscriptions: Iterable[Subscription], lifespan: Callable[[], Any], heal: Heal, trim: Trim
 ) -> AsyncIterator[Supervisor]:
     """Enrol the subscriptions, enter the lifespan, and hand over a supervisor that is woken by this process."""
     loop = asyncio.get_running_loop()
@@ -48,7 +49,7 @@ async def supervised(
     work = enroll(engine, subscriptions)
     sinks = [subscription.sink for subscription, _ in work.values() if subscription.sink is not None]
     async with entered(lifespan()) as runtime.deps, opened(sinks):
-        supervisor = Supervisor(engine, Bridge(runtime.store), work, heal, threads=not runtime.inline)
+        supervisor = Supervisor(engine, Bridge(runtime.store), work, heal, trim, threads=not runtime.inline)
         stoppable.append(supervisor)
         runtime.read_by(supervisor.appended, loop)
         runtime.supervisor = supervisor

@@ -65,9 +65,14 @@ class Projector:
     def turn(self, *, letters: bool = True) -> Turn:
         """Due letters first, then the next batch."""
         turn, duty = Turn(), self.duty
-        with duty.engine.store.reading(snapshot=False) as tx:  # settling looks again
-            duty.refresh(tx)
+        with duty.engine.store.reading(snapshot=False) as tx:
             batch = None if duty.paused or duty.controls else next_batch(duty, tx)
+            if batch is None or not batch.rows or self._is_blocked:  # else settling looks, before anything is done
+                duty.refresh(tx)
+                if duty.paused or duty.controls:
+                    batch = None
+                elif batch is None:
+                    batch = next_batch(duty, tx)
         if duty.controls:
             perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
             with duty.engine.store.reading() as tx:
@@ -82,11 +87,16 @@ class Projector:
                 for lane, head in due:
                     if duty.lanes.head(lane, head.letter) == head:
                         duty.lanes.put(lane, head)
-        blocked = duty.subscription.order == "total" and duty.lanes
-        if not (batch is None or turn.stopped or turn.halt or turn.rerun_after or duty.paused or blocked):
+        waits = turn.stopped or turn.halt or turn.rerun_after or duty.paused or self._is_blocked
+        if batch is not None and not waits:
             with suppress(Nothing):
                 self._with_care(lambda: self._take_in(batch, turn), turn)
         return turn
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Does everything wait for one that failed?"""
+        return self.duty.subscription.order == "total" and bool(self.duty.lanes)
 
     def _with_care(self, run: Callable[[], None], turn: Turn) -> None:
         """One of many broke a constraint that is checked at the end: once more, looking after each of them."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from redrive.context import Emission
 from redrive.errors import BugError, VersionConflict
 from redrive.event import Event, NewEvent
+from redrive.mirrors.port import LETTERS
 from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
@@ -397,7 +398,7 @@ class Settling:
             self.signals.append(settled)
         if self.followers:
             self.signals.append(sig.Parked(duty.subscription.name, self.followers))
-        for log in self.logs:
+        for log in self.logs | ({LETTERS} if self._puts or self.followers else set()):
             duty.engine.appended(log)
 
     # ------------------------------------------------------------ bookkeeping

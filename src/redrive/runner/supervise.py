@@ -23,8 +23,10 @@ from redrive.runner.duty import Duty, Engine
 from redrive.runner.healing import Heal, Healing
 from redrive.runner.land import LandingLoop
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
+from redrive.runner.mirror import MirrorLoop
 from redrive.runner.roster import Roster
 from redrive.runner.scheduling import Scheduler
+from redrive.runner.trimming import Trim, Trimming
 from redrive.runner.wake import Wake, watch
 from redrive.store.port import Subscribed
 from redrive.subscription import Subscription
@@ -53,6 +55,7 @@ class Supervisor:
         bridge: Bridge,
         work: Mapping[str, tuple[Subscription, Subscribed]],
         heal: Heal,
+        trim: Trim,
         *,
         threads: bool = True,
     ) -> None:
@@ -70,7 +73,7 @@ class Supervisor:
         self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
         self.stopping = False
         self.healing: dict[str, Healing] = {}  # of subscriptions whose first partition is ours
-        self._heal, self._threads = heal, threads
+        self._heal, self._trim, self._threads = heal, trim, threads
         self._settled = asyncio.Event()
         self._stop_asked = asyncio.Event()
 
@@ -144,8 +147,7 @@ class Supervisor:
 
     def _loops_are_idle(self) -> bool:
         return all(one.is_idle for one in self.healing.values()) and all(
-            post in self.waiting or (post in self.loops and self.loops[post].idle and not self.wakes[post].pending)
-            for post in self.posts
+            post in self.waiting or (post in self.loops and self.loops[post].is_idle) for post in self.posts
         )
 
     # ------------------------------------------------------------ who else is there
@@ -233,6 +235,8 @@ class Supervisor:
             loop = ProjectionLoop(duty, self.bridge, wake)
         elif duty.subscription.origin is not None:
             loop = LandingLoop(duty, self.bridge, wake, threads=self._threads)
+        elif duty.subscription.mirror is not None:
+            loop = MirrorLoop(duty, self.bridge, wake, threads=self._threads)
         else:
             kind = HandlerLoop if duty.subscription.sink is None else DeliveryLoop
             loop = kind(duty, self.bridge, wake, threads=self._threads)
@@ -243,7 +247,7 @@ class Supervisor:
         if self.stopping:
             loop.stop()
         try:
-            async with self._healed(post, loop):
+            async with self._healed(post, loop), self._trimmed(loop.duty):
                 await loop.run()
         except Fenced:
             self.engine.signals.tell([sig.LeaseLost(name, duty.epoch)])
@@ -285,6 +289,19 @@ class Supervisor:
             except Exception:
                 log.exception("automatic replay stopped by a bug; it is tried again")
                 await asyncio.sleep(self.engine.settings.halt_wait_max)
+
+    @asynccontextmanager
+    async def _trimmed(self, duty: Duty) -> AsyncIterator[None]:
+        """What an outbox has delivered is deleted meanwhile, when it is old."""
+        if duty.subscription.keep is None or duty.share.partition != 0:
+            yield
+            return
+        task = asyncio.create_task(Trimming(duty, self.bridge, self._trim).run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _halt(self, post: str, reason: str, wait: float) -> None:
         subscription, row, partition = self.posts[post]

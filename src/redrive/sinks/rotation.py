@@ -76,7 +76,13 @@ class LineFile:
     """The file. Not for several threads at once."""
 
     def __init__(
-        self, path: str | PathLike[str], rotate: Rotation | None = None, keep: int | None = None, fsync: bool = True
+        self,
+        path: str | PathLike[str],
+        rotate: Rotation | None = None,
+        keep: int | None = None,
+        fsync: bool = True,
+        *,
+        beginning: bytes = _BEGINNING,
     ) -> None:
         self.path = os.fspath(path)
         if keep is not None and (rotate is None or not 1 <= keep <= KEEP_MAX):
@@ -84,6 +90,7 @@ class LineFile:
         if os.path.lexists(self.path) and not os.path.isfile(self.path):
             raise UsageError(f"{self.path} is not a file")
         self._rotate, self._keep, self._fsync = rotate, keep, fsync
+        self._beginning = beginning
         self._fd: int | None = None
         self._pid = os.getpid()
 
@@ -94,7 +101,7 @@ class LineFile:
             found = os.fstat(fd)
             if self._rotate is not None and found.st_size and self._rotate.is_due(found, len(block), _clock.now()):
                 fd = self._begin_another(fd)
-            start = _repair(fd)
+            start = _repair(fd, self._beginning)
             try:
                 _write_all(fd, block)
                 if self._fsync:
@@ -103,6 +110,14 @@ class LineFile:
                 with contextlib.suppress(OSError):  # then the next writer does it
                     os.ftruncate(fd, start)
                 raise
+        finally:
+            if self._fd is not None:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def mend(self) -> None:
+        """Cut off a line that a crash has torn, as the next write would."""
+        try:
+            _repair(self._take(), self._beginning)
         finally:
             if self._fd is not None:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -183,14 +198,14 @@ def _write_all(fd: int, block: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
-def _repair(fd: int) -> int:
+def _repair(fd: int, beginning: bytes) -> int:
     """Make the file end with a whole line; its length then."""
     length = os.fstat(fd).st_size
     if not length or os.pread(fd, 1, length - 1) == b"\n":
         return length
     start = _last_line(fd, length)
     line = os.pread(fd, length - start, start)
-    if _is_torn(line):
+    if _is_torn(line, beginning):
         os.ftruncate(fd, start)
         return start
     _write_all(fd, b"\n")
@@ -207,10 +222,10 @@ def _last_line(fd: int, end: int) -> int:
     return 0
 
 
-def _is_torn(line: bytes) -> bool:
+def _is_torn(line: bytes, beginning: bytes) -> bool:
     """The beginning of a line of ours and no more; or zeros, which a file system leaves where nothing was written."""
     rest = line.rstrip(b"\0")
-    if rest[: len(_BEGINNING)] != _BEGINNING[: len(rest)]:
+    if rest[: len(beginning)] != beginning[: len(rest)]:
         return False
     try:
         from_json(line)

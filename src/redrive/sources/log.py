@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
-from redrive.context import Tx
+from redrive.context import Tx, check_unversioned
 from redrive.draft import draft, draft_item
 from redrive.errors import UsageError
 from redrive.event import Event, NewEvent, from_row, scheduled_from, withdrawal
@@ -119,6 +119,7 @@ class Log:
             self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
             expected_version=expected_version, after=after, at=at,
         )  # fmt: skip
+        self._check([event])
         runtime = self._runtime
         if runtime.transacting is not None and runtime.is_transacting():
             raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
@@ -205,7 +206,11 @@ class Log:
         self._runtime.notify(self.name, rows)
         return [_event(row, self._runtime.types) for row in rows]
 
+    def _check(self, events: list[NewEvent]) -> None:
+        """Whether they may be stored here."""
+
     def _append(self, events: list[NewEvent]) -> list[Any]:
+        self._check(events)
         if self._runtime.store.inside_transaction():  # it would wait for itself
             raise UsageError(
                 "append inside a transaction: use tx.emit in a projection, append(…, tx=tx) in app.transaction()"
@@ -226,6 +231,7 @@ class Log:
         return rows
 
     def _later(self, tx: Any, events: list[NewEvent]) -> None:
+        self._check(events)
         pending = getattr(tx, "pending", None)
         if pending is not None:
             pending.extend((self.name, event) for event in events)
@@ -233,6 +239,17 @@ class Log:
             raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
         else:
             self._runtime.store.append_into(tx, self.name, events)
+
+
+class Outbox(Log):
+    """The log where what is to be sent to a broker waits, and is kept for a while; see `App.outbox`."""
+
+    def __repr__(self) -> str:
+        return f"Outbox({self.name!r})"
+
+    def _check(self, events: list[NewEvent]) -> None:
+        for event in events:
+            check_unversioned(self.name, event.expected_version)
 
 
 def _event(row: Any, types: EventTypes) -> Event[Any]:

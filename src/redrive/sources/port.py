@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
+from redrive.errors import UsageError
 from redrive.event import NewEvent
+
+if TYPE_CHECKING:
+    from redrive.sinks.port import Sink
 
 Positions = Mapping[int, str]  # by partition, the last message that has landed, in the broker's own words
 
@@ -27,6 +32,8 @@ class Message(NamedTuple):
 
 class Reader(ABC):
     """An open connection that reads for one owner. Every method may block, and none is called at the same time."""
+
+    starts: Positions = MappingProxyType({})  # of partitions that the last read has met for the first time
 
     @abstractmethod
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
@@ -61,6 +68,15 @@ class Source(ABC):
     def log(self) -> str:
         """The log where its messages land."""
         return f"{self.scheme}:{self.name}"
+
+    @property
+    def outbox(self) -> str:
+        """The log where what is to be sent to it waits, and the delivery that carries it."""
+        return f"to:{self.scheme}:{self.name}"
+
+    def sink(self, name: str) -> Sink:
+        """Write to it, as a delivery of this name."""
+        raise UsageError(f"{self!r} is a source, and nothing can be sent to it")
 
     @abstractmethod
     def check_order(self, order: str) -> None:

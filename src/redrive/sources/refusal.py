@@ -39,7 +39,8 @@ def refusal(
 
 def refused(event: NewEvent, message: Message, reason: str, text: str) -> NewEvent:
     """A message in the place of whose event stands why it is none. It has an id of its own: that of its place."""
-    where = f"{event.id[:100]}@{message.partition}/{message.position}"
+    place = message.position.partition(";")[0]  # what a reader notes behind it is another the next time
+    where = f"{event.id[:100]}@{message.partition}/{place}"
     return refusal(
         reason, text, id=where, type=event.type, key=event.key, time_us=event.time_us, raw=event.data_raw
     )  # fmt: skip

@@ -262,7 +262,9 @@ SELECT lane, position, id, state, due_at, due_set_at, delay, rev, attempts, repl
 FROM redrive_letters WHERE subscription = ? AND lane IS NULL AND state = 'retrying'
 
 -- name: letter_event
-SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+-- What was refused (schema 0) is an event once it was edited.
+SELECT e.position, e.id, e.type, e.key, e.version,
+       CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
 FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 WHERE l.id = ?
@@ -815,6 +817,10 @@ SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.p
 WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.key IS NULL OR EXISTS
       (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
 
+-- name: trim_page
+-- The oldest events of a log.
+SELECT position, time_us FROM redrive_events WHERE log = :log AND position <= :upto ORDER BY position LIMIT :limit
+
 -- name: prune_range
 DELETE FROM redrive_ranges WHERE subscription = :subscription AND from_position = :from_position
 
@@ -1192,3 +1198,28 @@ ORDER BY subscription, partition LIMIT ?
 
 -- name: paste_landed
 INSERT INTO redrive_landed (subscription, partition, position) VALUES (?, ?, ?)
+
+-- ---------------------------------------------------------------- mirrors of letters
+
+-- name: journal_after
+-- What happened to letters, in order, with what is known of each now: its subscription, its error, its event, its edit.
+-- `born` is whether it is the letter's first entry.
+SELECT j.seq, j.letter, j.rev, j.state, j.at,
+       NOT EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq),
+       s.name, s.source, j.position, l.lane, l.reason, l.attempts, l.first_failed_at, l.last_failed_at, l.error_type,
+       l.error_message, l.fingerprint, l.resolved_by,
+       (SELECT a.worker FROM redrive_attempts a WHERE a.letter = l.id ORDER BY a.id DESC LIMIT 1),
+       e.id, e.type, e.key, e.schema, e.time_us, e.headers, e.data, d.data
+FROM redrive_journal j JOIN redrive_letters l ON l.id = j.letter JOIN redrive_subscriptions s ON s.id = j.subscription
+LEFT JOIN redrive_events e ON e.position = j.position
+LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
+WHERE j.seq > :after ORDER BY j.seq LIMIT :limit
+
+-- name: journal_lag
+-- How many entries come after one, up to a limit, and when the first of them was written.
+SELECT count(*), min(at) FROM (SELECT at FROM redrive_journal WHERE seq > :after ORDER BY seq LIMIT :limit) AS later
+
+-- name: mirrored_upto
+-- Up to here everybody who mirrors letters has what happened to them; NULL where nobody does.
+SELECT min(coalesce(CAST(l.position AS BIGINT), 0)) FROM redrive_subscriptions s
+LEFT JOIN redrive_landed l ON l.subscription = s.id WHERE s.kind = 'mirror'

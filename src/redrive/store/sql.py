@@ -65,6 +65,8 @@ class Sql:
 
     __slots__ = ("connection", "queries")
 
+    is_far = False  # a statement costs a round trip, whatever it does
+
     def __init__(self, connection: Connection, queries: Mapping[str, str]) -> None:
         self.connection = connection
         self.queries = queries
@@ -111,6 +113,16 @@ class Sql:
             keys += range(last - count + 1, last + 1)
             done += count
         return keys
+
+    def put_all(self, name: str, rows: Sequence[Row]) -> int:
+        """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted."""
+        insert, count, done = self.queries[name], 0, 0
+        while done < len(rows):
+            width = min(1 << (len(rows) - done).bit_length() - 1, INSERT_MAX)
+            values = [*chain.from_iterable(rows[done : done + width])]
+            count += self.connection.execute(_widened(insert, width), values).rowcount
+            done += width
+        return count
 
     def add_each(self, name: str, rows: Sequence[Row]) -> list[int]:
         """The same by any statement that inserts one; for few rows."""

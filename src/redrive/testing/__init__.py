@@ -1,4 +1,4 @@
-"""For tests, yours and ours: a harness with its own clock, fakes, crash checks, failpoints, contracts.
+"""For tests, yours and ours: a harness with its own clock, fakes, crash checks, failpoints, a fault proxy, contracts.
 
 Imported when asked for: a worker armed with a failpoint must not load the rest.
 """
@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from redrive.testing.failpoints import failpoint
     from redrive.testing.fakes import FakeCtx, make_event
     from redrive.testing.harness import Harness
+    from redrive.testing.proxy import FaultProxy
     from redrive.testing.virtual import FakeClock
 
 _HOMES = {
     "FakeClock": "virtual",
     "FakeCtx": "fakes",
+    "FaultProxy": "proxy",
     "Harness": "harness",
     "check_exactly_once": "exactly_once",
     "failpoint": "failpoints",
     "make_event": "fakes",
 }
 
-__all__ = ["FakeClock", "FakeCtx", "Harness", "check_exactly_once", "failpoint", "make_event"]
+__all__ = ["FakeClock", "FakeCtx", "FaultProxy", "Harness", "check_exactly_once", "failpoint", "make_event"]
 
 
 def __getattr__(name: str) -> Any:

@@ -39,6 +39,11 @@ class Valkey:
         """Its address."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def is_running(self) -> bool:
+        """Was it not killed?"""
+        return self._process is not None
+
     def start(self) -> None:
         """Start on the same port, and wait until it answers."""
         where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--daemonize", "no")

@@ -30,12 +30,12 @@ class MortalPostgresStore(PostgresStore):
         self._writing.control(_CLOCK)
 
     @contextmanager
-    def _begun(self, begin: str) -> Iterator[PostgresTx]:
+    def _begun(self, begin: str, *, is_ours: bool = False) -> Iterator[PostgresTx]:
         self._check_pulse()
         fault = None if begin == BEGIN_READING else self._fault()
         if fault is not None:
             raise fault
-        with super()._begun(f"{begin}; SET LOCAL redrive.now = '{self._clock.now()!r}'") as tx:
+        with super()._begun(f"{begin}; SET LOCAL redrive.now = '{self._clock.now()!r}'", is_ours=is_ours) as tx:
             yield tx
 
     def _commit(self, tx: PostgresTx) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from redrive.clock import Env
 from redrive.codec import encode_data
-from redrive.context import Ctx, Emitter
+from redrive.context import Ctx, Emitter, name_of
 from redrive.draft import draft
 from redrive.event import WITHDRAWN, Event, from_row
 from redrive.testing.virtual import FakeClock
@@ -107,15 +107,15 @@ class FakeCtx(Ctx):
         super().__init__(event, event.key if key is None else key, attempt, 0, office)
 
     def emitted(self, log: Any) -> list[tuple[str, Any]]:
-        """(type, data) of what was emitted to a log, in order."""
-        name = getattr(log, "name", log)
+        """(type, data) of what was emitted to a log or a broker, in order."""
+        name = log if isinstance(log, str) else name_of(log, "emitted")
         found = [emission.event for emission in self._emissions or () if emission.log == name]
         found = [event for event in found if event.due is not WITHDRAWN]
         return [(event.type, self._types.decode(event.type, event.schema, event.data_raw)) for event in found]
 
     def cancelled(self, log: Any) -> list[str]:
         """Ids of the scheduled events of a log that are taken back, in order."""
-        name = getattr(log, "name", log)
+        name = log if isinstance(log, str) else name_of(log, "cancelled")
         asked = [emission.event for emission in self._emissions or () if emission.log == name]
         return [event.id for event in asked if event.due is WITHDRAWN]
 

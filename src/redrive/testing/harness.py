@@ -21,6 +21,7 @@ from redrive.replay.deed import Receipt
 from redrive.runtime import store_address
 from redrive.settings import Settings
 from redrive.sources.log import Log
+from redrive.sources.port import Source
 from redrive.store.port import LetterRow
 from redrive.testing.binding import Binding, temporary_file
 from redrive.testing.crashing import Crashed, Death
@@ -105,8 +106,8 @@ class Harness(AbstractContextManager["Harness"]):
         with self.app.reader() as tx:
             return list(tx.execute(sql, params).fetchall())
 
-    def emitted(self, log: Log | str) -> list[tuple[str, Any]]:
-        """(type, data) of the events in a log that were not put there by `harness.append`."""
+    def emitted(self, log: Log | Source | str) -> list[tuple[str, Any]]:
+        """(type, data) of the events in a log, or an outbox, that were not put there by `harness.append`."""
         target = self._log(log)
         return [(event.type, event.data) for event in target.read() if (target.name, event.id) not in self._appended]
 
@@ -168,8 +169,9 @@ class Harness(AbstractContextManager["Harness"]):
 
     # ------------------------------------------------------------ private
 
-    def _log(self, log: Log | str) -> Log:
-        return self.app.log(log) if isinstance(log, str) else log
+    def _log(self, log: Log | Source | str) -> Log:
+        name = log.outbox if isinstance(log, Source) else log
+        return self.app.log(name) if isinstance(name, str) else name
 
     def _alive(self, step: Callable[[], T]) -> T:
         """Whatever ends this incarnation becomes Crashed, and the next one is made ready."""

@@ -256,6 +256,8 @@ class Pipe:
             pgconn = self.connection.pgconn
             if pgconn.pipeline_status != pq.PipelineStatus.OFF:
                 return False
+            if self.connection.unsaid:
+                self.connection.say()
             pgconn.enter_pipeline_mode()
             self.is_open = True
         return True

@@ -26,6 +26,13 @@ FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint
      WITH ORDINALITY AS n (log, id, type, key, version, schema, time_us, headers, data, place)
 ORDER BY n.place RETURNING position
 
+-- name: pg_event_append
+-- One event, whose version follows from what the log holds: it is claimed.
+INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+VALUES (?1, ?2, ?3, ?4::text, CASE WHEN ?4::text IS NOT NULL THEN
+        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4) END, ?5, ?6, ?7, ?8)
+RETURNING position, version
+
 -- name: event_emit
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?1, ?2, ?3, ?4::text, CASE WHEN ?4::text IS NOT NULL THEN
@@ -184,7 +191,8 @@ SELECT DISTINCT ON (lane) lane, position, id, state, due_at, due_set_at, delay, 
 FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('retrying', 'dead') ORDER BY lane, position
 
 -- name: letter_events
-SELECT l.id, e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+SELECT l.id, e.position, e.id, e.type, e.key, e.version,
+       CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
 FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 WHERE l.id = ANY (ARRAY(SELECT jsonb_array_elements_text(?::jsonb)::bigint))
@@ -503,5 +511,23 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'redrive' AND c.
 
 -- ---------------------------------------------------------------- landing
 
+-- name: event_land
+-- As event_insert. A row whose id is taken is left out; the caller counts.
+INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+SELECT n.log, n.id, n.type, n.key, n.version, n.schema, n.time_us, n.headers, n.data
+FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bytea[], ?::bytea[])
+     WITH ORDINALITY AS n (log, id, type, key, version, schema, time_us, headers, data, place)
+ORDER BY n.place ON CONFLICT (log, id) DO NOTHING
+
 -- name: events_known
 SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT jsonb_array_elements_text(:ids::jsonb))
+
+-- ---------------------------------------------------------------- mirrors of letters
+
+-- name: journal_horizon
+SELECT pg_snapshot_xmin(now.here)::text::bigint, pg_snapshot_xmax(now.here)::text::bigint
+FROM (SELECT pg_current_snapshot() AS here) AS now
+
+-- name: journal_behind
+SELECT DISTINCT letter FROM redrive_journal
+WHERE seq > :after AND letter = ANY (ARRAY(SELECT jsonb_array_elements_text(:ids::jsonb)::bigint))

@@ -6,20 +6,23 @@ their own, on which every int is a bigint: a statement has one plan, however lar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
 import psycopg
+from psycopg.adapt import Transformer
 from psycopg.rows import tuple_row
 from psycopg.types import numeric
 
 from redrive.errors import EventError
-from redrive.store.postgres.connection import Connection, RawNoting, is_nul
+from redrive.store.postgres.connection import Connection, RawNoting, is_nul, note
 from redrive.store.postgres.params import Statement, translate
 from redrive.store.postgres.queries import queries
 from redrive.store.sql import Params, Row, Sql
 
+_OPENING = frozenset(("fence", "pg_append_lock"))  # what most transactions begin with
 NUL = "Postgres cannot store U+0000 in a text: leave it out of keys, ids and names"
 
 
@@ -47,6 +50,8 @@ class PostgresSql(Sql):
 
     __slots__ = ("_cursor", "_statements")
 
+    is_far = True
+
     def __init__(self, connection: Connection) -> None:
         super().__init__(cast(Any, connection), {})
         self._statements = statements()
@@ -67,7 +72,24 @@ class PostgresSql(Sql):
 
     def one(self, name: str, params: Params = ()) -> Row | None:
         """The only row, or None."""
+        if name in _OPENING and getattr(self._cursor.connection, "unsaid", False):  # a user's own has nothing unsaid
+            return self._open(name, params)
         return self._execute(name, params).fetchone()
+
+    def _open(self, name: str, params: Params) -> Row | None:
+        """The first statement of a transaction, said together with how it begins. Its parameters are numbers."""
+        statement, connection = self._statements[name], cast(Connection, self._cursor.connection)
+        numbers = [int(value) for value in statement.bind(params)]
+        script = re.sub(r"\$(\d+)", lambda match: str(numbers[int(match[1]) - 1]), statement.text)
+        try:
+            with connection.lock:
+                result = connection.say(script)
+        except psycopg.Error as error:
+            note(connection, error)
+            raise
+        loader = Transformer(connection)
+        loader.set_pgresult(result)
+        return loader.load_row(0, tuple) if result.ntuples else None
 
     def all(self, name: str, params: Params = ()) -> list[Row]:
         """All rows."""
@@ -93,6 +115,11 @@ class PostgresSql(Sql):
 
     add_each = add_all
 
+    def put_all(self, name: str, rows: Sequence[Row]) -> int:
+        """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted."""
+        count: int = self._execute(name, _columns(rows)).rowcount if rows else 0
+        return count
+
     def insert(self, name: str, rows: Sequence[Row]) -> None:
         """Insert rows in order, by a statement that takes a list for each column."""
         if rows:
@@ -101,7 +128,7 @@ class PostgresSql(Sql):
     def claim(self, logs: Iterable[int]) -> None:
         """Wait until nobody else appends to these logs; in the order of their numbers, so that there is no ring."""
         for log in sorted(set(logs)):
-            self._execute("pg_append_lock", (log,))
+            self.one("pg_append_lock", (log,))
 
     def many(self, name: str, rows: Iterable[Params]) -> int:
         """Execute once per row; how many rows changed in all."""

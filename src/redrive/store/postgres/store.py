@@ -96,11 +96,17 @@ class PostgresStore:
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[PostgresTx]:
         """Begin for writing; leaving the block commits, an exception rolls back."""
+        with self._transaction(BEGIN if durable else BEGIN_LAZY, is_ours=False) as tx:
+            yield tx
+
+    @contextmanager
+    def _transaction(self, begin: str, *, is_ours: bool) -> Iterator[PostgresTx]:
+        """`is_ours`: no code of the user's sees the connection before the first statement."""
         me = threading.get_ident()
         check_off_stage()
         if me in self._held:
             raise UsageError("already inside a transaction of this store: pass tx= instead of opening another")
-        with self._begun(BEGIN if durable else BEGIN_LAZY) as tx:
+        with self._begun(begin, is_ours=is_ours) as tx:
             self._held[me] = tx
             try:
                 try:
@@ -133,7 +139,7 @@ class PostgresStore:
                 raise
 
     @contextmanager
-    def _begun(self, begin: str) -> Iterator[PostgresTx]:
+    def _begun(self, begin: str, *, is_ours: bool = False) -> Iterator[PostgresTx]:
         """A connection in a transaction, rolled back at the end if it is still open.
 
         The engine's own is for the thread on which it writes: a user's transaction may last.
@@ -148,7 +154,7 @@ class PostgresStore:
             finally:
                 self._mutex.release()
         else:
-            tx = self._begin_pooled(begin)
+            tx = self._begin_pooled(begin, is_ours)
             try:
                 yield tx
             finally:
@@ -161,14 +167,14 @@ class PostgresStore:
             if self._writing.connection.closed:
                 self._writing = self._open_writing()
             try:
-                begin_on(self._writing, begin)
+                begin_on(self._writing, begin, lazily=True)
                 break
             except psycopg.Error as error:
                 if last or not self._writing.connection.closed:
                     raise translated_error(error, self.url) from error
         return self._writing
 
-    def _begin_pooled(self, begin: str) -> PostgresTx:
+    def _begin_pooled(self, begin: str, is_ours: bool) -> PostgresTx:
         for _ in range(self._pool.size_max + 1):  # after a restart of the server, all that lie there are dead
             connection = self._pool.take()
             tx: PostgresTx = connection.facets
@@ -176,7 +182,7 @@ class PostgresStore:
                 tx = connection.facets = PostgresTx(connection)
             begun = False
             try:
-                begin_on(tx, begin)
+                begin_on(tx, begin, lazily=is_ours)
                 begun = True
                 return tx
             except psycopg.Error as error:
@@ -275,7 +281,7 @@ class PostgresStore:
 
     @contextmanager
     def _appending(self) -> Iterator[PostgresTx]:
-        with self.transaction() as tx:
+        with self._transaction(BEGIN, is_ours=True) as tx:
             hit("append.begun")
             yield tx
             hit("append.before_commit")

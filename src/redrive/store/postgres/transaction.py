@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import psycopg
-from psycopg import generators
-from psycopg.abc import PQGen
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 
 from redrive.errors import CommitRefused, CommitUnknown, StoreError, UsageError
@@ -147,8 +145,8 @@ class PostgresTx:
     def control(self, statement: str) -> str:
         """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
         with self.connection.lock:
-            said: str = self.connection.wait(_controlled(self.connection.pgconn, statement.encode()))
-        return said
+            self._pipe.drain()
+            return (self.connection.say(statement).command_status or b"").decode()
 
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
@@ -169,7 +167,12 @@ class PostgresTx:
     @property
     def is_open(self) -> bool:
         """Is there a transaction, failed or not?"""
-        return self._pipe.is_open or self.connection.status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        connection = self.connection
+        return (
+            bool(connection.unsaid)
+            or self._pipe.is_open
+            or connection.status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        )
 
     def commit(self, url: str) -> None:
         """Make it last, or say what is known."""
@@ -179,6 +182,9 @@ class PostgresTx:
             raise self._spoilt()
         if not self.is_open:
             raise StoreError(f"{url}: {ENDED}")
+        if connection.unsaid:  # nothing was asked of the server
+            connection.unsaid = ""
+            return
         try:
             said = self.control("COMMIT")
         except psycopg.Error as error:
@@ -196,7 +202,7 @@ class PostgresTx:
         if not self._is_kept:
             self.logs.forget()
         self._is_kept = False
-        self.connection.trouble = None
+        self.connection.trouble, self.connection.unsaid = None, ""
         self._pipe.forget()
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
             return
@@ -211,12 +217,16 @@ class PostgresTx:
             self._pipe.forget()
 
 
-def begin_on(tx: PostgresTx, statement: str) -> None:
-    """Begin a transaction; with no statement see that the connection is not one that the server has ended."""
-    if statement:
+def begin_on(tx: PostgresTx, statement: str, *, lazily: bool = False) -> None:
+    """Begin a transaction, at once or with its first statement; with nothing to say there is none.
+
+    Then all that is seen is that the connection is not one that the server has ended.
+    """
+    if statement and not lazily:
         tx.control(statement)
     else:
         _see_that_it_lives(tx.connection.pgconn)
+        tx.connection.unsaid = statement
 
 
 def _see_that_it_lives(pgconn: PGconn) -> None:
@@ -225,15 +235,6 @@ def _see_that_it_lives(pgconn: PGconn) -> None:
     waiting.register(pgconn.socket, select.POLLIN)
     while waiting.poll(0):
         pgconn.consume_input()
-
-
-def _controlled(pgconn: PGconn, statement: bytes) -> PQGen[str]:
-    """What psycopg's cursor does, less what these need not: it takes longer than the server, four times a batch."""
-    pgconn.send_query(statement)
-    result = (yield from generators.execute(pgconn))[-1]
-    if result.status != ExecStatus.COMMAND_OK:
-        raise psycopg.errors.error_from_result(result, encoding="utf-8")
-    return (result.command_status or b"").decode()
 
 
 def _allowed(statement: Statement) -> Statement:

@@ -184,7 +184,8 @@ FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('
 
 -- name: letter_events
 -- The same for a JSON list of letters, each with its letter's number in front.
-SELECT l.id, e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, coalesce(d.data, e.data)
+SELECT l.id, e.position, e.id, e.type, e.key, e.version,
+       CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
 FROM json_each(?) asked CROSS JOIN redrive_letters l ON l.id = asked.value JOIN redrive_events e ON e.position = l.position
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 
@@ -459,14 +460,13 @@ SELECT coalesce(max(value), 0) FROM redrive_meta WHERE name LIKE 'pruned log %'
 SELECT substr(name, 9), seq FROM sqlite_sequence WHERE name LIKE 'redrive_%' AND name <> 'redrive_audit'
 UNION ALL SELECT 'logs', coalesce(max(id), 0) FROM redrive_logs
 UNION ALL SELECT 'attempts', coalesce(max(id), 0) FROM redrive_attempts
-UNION ALL SELECT 'journal', coalesce(max(seq), 0) FROM redrive_journal
 UNION ALL SELECT 'scheduled', coalesce(max(seq), 0) FROM redrive_scheduled
 
 -- name: paste_number
 -- The next row of a table gets a number above this one. The table has no key but its rowid.
 INSERT OR REPLACE INTO sqlite_sequence (rowid, name, seq)
 SELECT (SELECT rowid FROM sqlite_sequence WHERE name = 'redrive_' || :name), 'redrive_' || :name, :highest
-WHERE :name NOT IN ('logs', 'attempts', 'journal', 'scheduled')
+WHERE :name NOT IN ('logs', 'attempts', 'scheduled')
 
 -- name: paste_audit
 INSERT INTO redrive_audit (id, at, who, action, subscription, target, reason, details, hash)
@@ -500,5 +500,29 @@ SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()
 
 -- ---------------------------------------------------------------- landing
 
+-- name: event_land
+-- Run with one VALUES row or several. A row whose id is taken is left out; the caller counts.
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
 -- name: events_known
 SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT value FROM json_each(:ids))
+
+-- ---------------------------------------------------------------- mirrors of letters
+
+-- name: journal_horizon
+-- (transactions below this number have ended, those from this number on begin later). Here one writes at a time: what is
+-- missing between two entries will not appear.
+SELECT 1, 1
+
+-- name: journal_behind
+-- Those of these letters to which something happened above an entry.
+SELECT DISTINCT letter FROM redrive_journal WHERE seq > :after AND letter IN (SELECT value FROM json_each(:ids))
+
+-- ---------------------------------------------------------------- waking
+
+-- name: pulse
+-- What changes when a log grows, an event is scheduled before all others, an owner is asked for something, or a
+-- subscription changes hands; not when an owner settles what it has, which is no news to anybody.
+SELECT (SELECT max(position) FROM redrive_events), (SELECT min(due_at) FROM redrive_scheduled),
+       (SELECT total(parked_version + epoch) FROM redrive_progress), (SELECT count(*) FROM redrive_progress WHERE owner IS NULL)

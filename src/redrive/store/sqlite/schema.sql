@@ -179,8 +179,8 @@ CREATE TABLE redrive_edits (                        -- every revision of a lette
     PRIMARY KEY (subscription, position, rev)
 ) WITHOUT ROWID;
 
-CREATE TABLE redrive_journal (                      -- append-only: each change of a letter's state
-    seq          INTEGER PRIMARY KEY,
+CREATE TABLE redrive_journal (                      -- append-only: each change of a letter's state or data
+    seq          INTEGER PRIMARY KEY AUTOINCREMENT, -- never reused: mirrors follow it, and its oldest rows are pruned
     letter       INTEGER NOT NULL,
     subscription INTEGER NOT NULL,
     position     INTEGER NOT NULL,
@@ -219,6 +219,12 @@ WHEN OLD.state <> NEW.state OR OLD.reason <> NEW.reason OR OLD.fingerprint <> NE
       AND fingerprint = OLD.fingerprint AND n = 0;
     INSERT INTO redrive_letter_counts VALUES (NEW.subscription, NEW.state, NEW.reason, NEW.type, NEW.fingerprint, 1)
     ON CONFLICT DO UPDATE SET n = n + 1;
+END;
+
+CREATE TRIGGER redrive_letter_edited AFTER UPDATE OF edits ON redrive_letters
+WHEN OLD.edits <> NEW.edits AND OLD.state = NEW.state BEGIN
+    INSERT INTO redrive_journal (letter, subscription, position, state, rev, at)
+    VALUES (NEW.id, NEW.subscription, NEW.position, NEW.state, NEW.rev, NEW.touched_at);
 END;
 
 CREATE TABLE redrive_workers (                      -- processes that run subscriptions, or did a moment ago

@@ -1,0 +1,5 @@
+"""Kafka topics: `redrive.kafka.Topic`."""
+
+from redrive.kafka.topic import Topic
+
+__all__ = ["Topic"]

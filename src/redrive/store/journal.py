@@ -1,0 +1,68 @@
+"""What happened to letters, for those who follow it: the journal that triggers write, and what is known of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from redrive.store.sql import Sql
+
+
+class JournalRow(NamedTuple):
+    """One change of a letter: `state`, `rev` and `at` as they were, the rest as it is now."""
+
+    seq: int
+    letter: int
+    rev: int
+    state: str
+    at: float
+    born: bool
+    subscription: str
+    source: str
+    position: int
+    lane: str | None
+    reason: str
+    attempts: int
+    first_failed_at: float | None
+    last_failed_at: float | None
+    error_type: str
+    error_message: str
+    fingerprint: str
+    resolved_by: str | None
+    worker: str | None
+    id: str | None  # of the event; it and what follows are None when the event was pruned
+    type: str
+    key: str | None
+    schema: int
+    time_us: int
+    headers_raw: bytes | None
+    data_raw: bytes
+    edited_raw: bytes | None
+
+
+def following(sql: Sql, after: int, limit: int) -> list[JournalRow]:
+    """Changes above one, in order. On a server, some below the last may still be under way: see `horizon`."""
+    return [JournalRow(*row) for row in sql.all("journal_after", {"after": after, "limit": limit})]
+
+
+def horizon(sql: Sql) -> tuple[int, int]:
+    """(transactions below this number have ended, those from this number on have not begun), in this snapshot."""
+    row = sql.one("journal_horizon")
+    assert row is not None
+    return int(row[0]), int(row[1])
+
+
+def lag(sql: Sql, after: int, limit: int) -> tuple[int, float | None]:
+    """How many changes lie above one, at most so many, and when the first of them was."""
+    row = sql.one("journal_lag", {"after": after, "limit": limit})
+    assert row is not None
+    return int(row[0]), row[1]
+
+
+def behind(sql: Sql, letters: Sequence[int]) -> set[int]:
+    """Those of these letters of which somebody has to mirror something yet."""
+    upto = sql.value("mirrored_upto")
+    if upto is None or not letters:
+        return set()
+    return {letter for (letter,) in sql.all("journal_behind", {"after": upto, "ids": json.dumps([*letters])})}

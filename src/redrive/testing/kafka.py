@@ -1,0 +1,141 @@
+"""A Kafka for tests: librdkafka's mock cluster, in this process, on a free port.
+
+It speaks the protocol over TCP, so that clients of any process may read and write; it lives and dies with this one.
+It knows no transactions and no compaction. `REDRIVE_TEST_KAFKA` takes precedence: the address of brokers on which
+topics may be made and written; what only the mock can do is then left out by the tests that need it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from redrive.errors import SourceDown, UsageError
+
+VARIABLE = "REDRIVE_TEST_KAFKA"
+WRITE_SECONDS_MAX = 60.0
+
+_POINTER, _TEXT, _INT, _LONG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int64
+_PRODUCER = 0
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "rd_kafka_conf_new": (_POINTER, []),
+    "rd_kafka_conf_set": (_INT, [_POINTER, _TEXT, _TEXT, _TEXT, ctypes.c_size_t]),
+    "rd_kafka_new": (_POINTER, [_INT, _POINTER, _TEXT, ctypes.c_size_t]),
+    "rd_kafka_destroy": (None, [_POINTER]),
+    "rd_kafka_mock_cluster_new": (_POINTER, [_POINTER, _INT]),
+    "rd_kafka_mock_cluster_destroy": (None, [_POINTER]),
+    "rd_kafka_mock_cluster_bootstraps": (_TEXT, [_POINTER]),
+    "rd_kafka_mock_topic_create": (_INT, [_POINTER, _TEXT, _INT, _INT]),
+    "rd_kafka_mock_topic_delete": (_INT, [_POINTER, _TEXT]),
+    "rd_kafka_mock_topic_set_error": (None, [_POINTER, _TEXT, _INT]),
+    "rd_kafka_mock_partition_delete_records": (_INT, [_POINTER, _TEXT, ctypes.c_int32, _LONG]),
+    "rd_kafka_mock_broker_set_down": (_INT, [_POINTER, ctypes.c_int32]),
+    "rd_kafka_mock_broker_set_up": (_INT, [_POINTER, ctypes.c_int32]),
+}
+_BROKER = 1  # there is one
+
+
+class Kafka:
+    """A cluster of one broker that a test may stop, start again, and damage."""
+
+    def __init__(self) -> None:
+        self._library = _library()
+        said = ctypes.create_string_buffer(512)
+        conf = self._library.rd_kafka_conf_new()
+        self._library.rd_kafka_conf_set(conf, b"log_level", b"0", said, len(said))
+        self._client = self._library.rd_kafka_new(_PRODUCER, conf, said, len(said))
+        self._cluster = self._library.rd_kafka_mock_cluster_new(self._client, 1) if self._client else None
+        if not self._cluster:
+            raise SourceDown(f"librdkafka's mock cluster does not start: {said.value.decode()}")
+        self.bootstrap: str = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+
+    def make(self, topic: str, partitions: int = 1) -> None:
+        """A topic; one that nobody has made comes with 4 partitions when it is written to."""
+        self._do("topic_create", topic.encode(), partitions, 1)
+
+    def delete(self, topic: str) -> None:
+        """With all it holds."""
+        self._do("topic_delete", topic.encode())
+
+    def trim(self, topic: str, partition: int, before: int) -> None:
+        """Forget the messages before this offset, as retention does."""
+        self._do("partition_delete_records", topic.encode(), partition, before)
+
+    def refuse(self, topic: str, error: int) -> None:
+        """Answer with this error to whoever asks about the topic; 0: no more."""
+        self._library.rd_kafka_mock_topic_set_error(self._cluster, topic.encode(), error)
+
+    def stop(self) -> None:
+        """Take no connections, and end those there are. What it holds stays."""
+        self._do("broker_set_down", _BROKER)
+
+    def start(self) -> None:
+        """Take connections again."""
+        self._do("broker_set_up", _BROKER)
+
+    def close(self) -> None:
+        """End it."""
+        if self._cluster:
+            self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+            self._library.rd_kafka_destroy(self._client)
+            self._cluster = None
+
+    def _do(self, deed: str, *arguments: Any) -> None:
+        code = getattr(self._library, f"rd_kafka_mock_{deed}")(self._cluster, *arguments)
+        if code:
+            raise SourceDown(f"the mock cluster refuses {deed}{arguments}: error {code}")
+
+
+def write(bootstrap: str, messages: Iterable[dict[str, Any]]) -> None:
+    """Produce, with the arguments of confluent_kafka's `produce`, and wait until the broker has them all."""
+    import confluent_kafka
+
+    failed: list[Any] = []
+
+    def told(error: Any, message: Any) -> None:
+        if error is not None:
+            failed.append(error)
+
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, "max.in.flight": 1}
+    )
+    for message in messages:
+        producer.produce(**message, on_delivery=told)
+        producer.poll(0)
+    if producer.flush(WRITE_SECONDS_MAX) or failed:
+        raise SourceDown(f"not everything was written to {bootstrap}: {failed[:1]}")
+
+
+def _library() -> Any:
+    """The library that the Python client has brought along."""
+    found = importlib.util.find_spec("confluent_kafka")
+    if found is None or found.origin is None:
+        raise UsageError("no Kafka for the tests: pip install 'redrive[test]'")
+    import confluent_kafka  # noqa: F401  it loads what it needs itself
+
+    folder = Path(found.origin).parent.parent / "confluent_kafka.libs"
+    for path in sorted(folder.glob("librdkafka-*.so*")):
+        library = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        return library
+    raise UsageError(f"no librdkafka in {folder}: install confluent-kafka from its wheel")
+
+
+@contextmanager
+def kafka() -> Iterator[str]:
+    """The address of brokers for tests, as long as the block lasts."""
+    if given := os.environ.get(VARIABLE):
+        yield given
+        return
+    cluster = Kafka()
+    try:
+        yield cluster.bootstrap
+    finally:
+        cluster.close()

@@ -1,0 +1,153 @@
+"""A stream behind a bad network: what was handed out and not heard of comes again, lands once, and costs no attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from redrive import App, Event, Tx
+from redrive.observe.signals import Halted
+from redrive.redis import Stream
+from redrive.testing import FaultProxy, Harness
+
+pytestmark = pytest.mark.sqlite("the network is the broker's; what lands is committed by the same statements")
+
+KEYS, EACH = 3, 20
+NEW = b"\r\n>\r\n"  # the last word of an XREADGROUP that asks for new entries
+Arm = Callable[[FaultProxy], Any]
+
+
+class Shop:
+    """An app that reads through the proxy and writes down what each key was given, in the order it was."""
+
+    def __init__(self, url: str, server: Any, proxy: FaultProxy, store: str | None, ordered: bool) -> None:
+        self.server, self.proxy, self.ordered, self.said = server, proxy, ordered, 0
+        self.app = App("/nonexistent/x.db", name="shop")
+        # One that answers after a stall shall not take the test half a minute; a busy machine may need several tries.
+        stream = Stream(proxy.at(url) + "?socket_timeout=0.5", "orders", partitions=1 if ordered else None)
+
+        @self.app.projection(
+            stream, order="key" if ordered else "none", tables={"given": "seq INTEGER, key TEXT, n INTEGER"}
+        )
+        def write_down(event: Event[Any], tx: Tx) -> None:
+            tx.execute(
+                "INSERT INTO given SELECT coalesce(max(seq), 0) + 1, :key, :n FROM given",
+                {"key": event.key, "n": event.data},
+            )
+
+        self.harness = Harness(self.app, store)
+
+    def say(self, number: int = EACH) -> None:
+        for n in range(self.said, self.said + number):
+            self.server.xadd("orders", {"type": "order.placed", "key": f"k{n % KEYS}", "data": str(n)})
+        self.said += number
+
+    def check(self) -> None:
+        """As the producer has said it, once, and nobody was blamed."""
+        given = self.harness.query("SELECT key, n FROM given ORDER BY seq")
+        expected = [(f"k{n % KEYS}", n) for n in range(self.said)]
+        assert sorted(given) == sorted(expected)
+        if self.ordered:
+            assert given == expected
+        else:
+            assert self.server.xpending("orders", "shop.orders")["pending"] == 0
+        assert self.harness.letters() == []
+
+
+@pytest.fixture
+def proxy(valkey_url: str) -> Iterator[FaultProxy]:
+    with FaultProxy(valkey_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def shops(valkey_url: str, server: Any, proxy: FaultProxy, backend: str | None) -> Iterator[Callable[[bool], Shop]]:
+    made: list[Shop] = []
+
+    def make(ordered: bool) -> Shop:
+        made.append(Shop(valkey_url, server, proxy, backend, ordered))
+        return made[-1]
+
+    yield make
+    proxy.heal()
+    for shop in made:
+        assert [verdict for verdict in shop.app.operate().verify() if not verdict.sound] == []
+        shop.harness.close()
+
+
+IN_ORDER: dict[str, Arm] = {
+    "the reply of XREAD is lost": lambda proxy: proxy.lose_reply(holding=b"XREAD"),
+    "the reply of XREAD is cut in the middle": lambda proxy: proxy.cut(on="replies", after_bytes=1_500),
+    "the reply of XREAD ends in the middle": lambda proxy: proxy.cut(on="replies", after_bytes=1_500, reset=False),
+    "XREAD does not arrive": lambda proxy: proxy.cut(holding=b"XREAD"),
+    "the server stalls for longer than we wait": lambda proxy: proxy.stall(on="replies", holding=b"order.placed"),
+}
+THROUGH_A_GROUP: dict[str, Arm] = {
+    "the reply of XREADGROUP is lost": lambda proxy: proxy.lose_reply(holding=NEW),
+    "the reply of XREADGROUP is lost in silence": lambda proxy: proxy.lose_reply(holding=NEW, silent=True),
+    "the reply of XREADGROUP is cut in the middle": lambda proxy: proxy.cut(
+        on="replies", holding=b"order.placed", nth=EACH // 2
+    ),
+    "XREADGROUP arrives late": lambda proxy: proxy.stall(holding=NEW),
+    "the reply of XREADGROUP comes late": lambda proxy: proxy.stall(on="replies", holding=b"order.placed"),
+    "the reply of XACK is lost": lambda proxy: proxy.lose_reply(holding=b"XACK"),
+    "XACK does not arrive": lambda proxy: proxy.cut(holding=b"XACK"),
+    "XACK arrives late": lambda proxy: proxy.stall(holding=b"XACK"),
+    "the reply of XGROUP CREATE is lost": lambda proxy: proxy.lose_reply(holding=b"CREATE"),
+}
+
+
+@pytest.mark.parametrize(
+    ("ordered", "arm"),
+    [(True, arm) for arm in IN_ORDER.values()] + [(False, arm) for arm in THROUGH_A_GROUP.values()],
+    ids=[*IN_ORDER, *THROUGH_A_GROUP],
+)
+def test_what_the_network_does_to_a_stream_costs_nothing(
+    shops: Callable[[bool], Shop], proxy: FaultProxy, ordered: bool, arm: Arm
+) -> None:
+    shop = shops(ordered)
+    fault = arm(proxy)
+    shop.say()
+    shop.harness.run_until_idle()
+    assert fault.fired
+    assert [fact for fact in shop.harness.signals if isinstance(fact, Halted)], "it is told"
+    proxy.heal()
+    shop.harness.advance("2m")
+    shop.check()
+    shop.say()
+    shop.harness.run_until_idle()
+    shop.check()
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "through a group"])
+def test_a_server_that_nobody_reaches_is_waited_for(
+    shops: Callable[[bool], Shop], proxy: FaultProxy, ordered: bool
+) -> None:
+    shop = shops(ordered)
+    shop.say()
+    shop.harness.run_until_idle()
+    proxy.refuse()
+    proxy.cut(reset=False)
+    shop.say()
+    shop.harness.advance("10m")
+    assert "redis:orders" in shop.harness.halted
+    proxy.heal()
+    shop.harness.advance("2m")
+    assert shop.harness.halted == {}
+    shop.check()
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "through a group"])
+def test_cuts_at_every_place_of_the_talk_together_cost_nothing(
+    shops: Callable[[bool], Shop], proxy: FaultProxy, ordered: bool
+) -> None:
+    shop = shops(ordered)
+    for place in range(1, 10):
+        for fault in (proxy.cut(nth=place), proxy.lose_reply(nth=place + 1)):
+            for _ in range(place + 1):  # each round asks once at least
+                shop.say(3)
+                shop.harness.advance("1m")
+            assert fault.fired
+    shop.check()
