@@ -210,8 +210,8 @@ UPDATE redrive_ranges SET to_position = :to_position, discarded = :discarded
 WHERE subscription = :subscription AND from_position = :from_position
 
 -- name: state_any
--- Has the subscription ever kept keyed state?
-SELECT 1 FROM redrive_meta WHERE name = 'state ' || :subscription
+-- Has the subscription ever kept keyed state, here or elsewhere?
+SELECT 1 FROM redrive_meta WHERE name IN ('state ' || :subscription, 'states:' || :subscription) LIMIT 1
 
 -- name: table_all
 SELECT name, columns FROM redrive_tables WHERE subscription = :subscription ORDER BY name
