@@ -170,6 +170,9 @@ class Link:
             end(writer, reset)
         for flow in self.flows.values():
             flow.set()
+        lost, self.losing = self.losing, None
+        if lost is not None:  # the answer was not there yet, and now nothing can bring it
+            lost.has_happened()
 
 
 def end(writer: asyncio.StreamWriter, reset: bool) -> None:
