@@ -27,7 +27,7 @@ def relay(folder: Path, n: int) -> Figures:
                 {"type": "order.placed", "data": one.data, "key": one.key, "id": one.id} for one in job[at : at + PIECE]
             )
         load_runner()
-        stream.sink("warm")  # loads the client
+        asyncio.run(stream.sink("warm").probe())  # loads the client
         with Stopwatch() as watch:
             asyncio.run(app.serve(until_idle=True))
         app.close()

@@ -309,6 +309,8 @@ def test_a_mebibyte_is_stored_and_a_byte_more_is_not() -> None:
         (b'{"a":1,"a":2}', "key 'a' twice"),
         (b'[{"a":{"b":1,"c":2,"b":3}}]', "key 'b' twice"),
         (b'{"a":1,"\\u0061":2}', "key 'a' twice"),
+        (b'{"a":1,"a":2,"b":"\\u0022\\u0022"}', "key 'a' twice"),  # the quotes of one name are made up for
+        (b'{"a":"\\"\\"","a":"\\\\","b":"x"}', "key 'a' twice"),
         (b"[18446744073709551616]", "beyond 64 bit"),
         (b"[" * 101 + b"]" * 101, "deeper than 100 levels"),
         (b"[" * 500_000 + b"]" * 500_000, "deeper than 100 levels"),

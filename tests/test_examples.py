@@ -17,6 +17,10 @@ from typing import Any
 
 import psycopg
 import pytest
+import redis
+
+from redrive.testing.brokers import valkey
+from redrive.testing.kafka import Kafka, write
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -183,6 +187,34 @@ def test_the_example_for_pytest_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and re.search(r"^\d+ passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert not list(tmp_path.iterdir()), "a harness must not touch the app's own store"
+
+
+def test_payments_come_from_kafka_and_balances_go_to_redis(
+    tmp_path: Path, backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/crash/test_chain_kills.py kills it at every step of the way."""
+    cluster = Kafka()
+    cluster.make("payments", 2)
+    paid = [("ada", 100), ("bob", 30), ("ada", 20), ("ada", 3)]
+    write(cluster.bootstrap, [
+        {"topic": "payments", "key": key, "value": json.dumps({"cents": cents})} for key, cents in paid
+    ])  # fmt: skip
+    with valkey() as url, redis.Redis.from_url(url) as server:
+        server.delete("balances:0", "balances:1")
+        monkeypatch.setenv("KAFKA", cluster.bootstrap)
+        monkeypatch.setenv("REDIS", url)
+
+        def published(key: str) -> list[int]:
+            entries = [fields for name in ("balances:0", "balances:1") for _, fields in server.xrange(name)]
+            return [json.loads(one[b"data"])["cents"] for one in entries if one[b"ce_partitionkey"] == key.encode()]
+
+        run_until(
+            "09_broker_to_broker.py", tmp_path, backend,
+            lambda: (published("ada"), published("bob")) == ([100, 120, 123], [30]),
+        )  # fmt: skip
+    cluster.close()
+    accounts = rows(tmp_path / "bank.db", backend, "SELECT name, cents FROM accounts ORDER BY name")
+    assert accounts == [("ada", 123), ("bob", 30)]
 
 
 def test_the_outage_of_a_sink(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -89,3 +91,9 @@ def test_wrong_settings_are_wrong_usage(shop: Any) -> None:
     answer = shop.redrive("run", "shop:app", "--until-idle", REDRIVE_LEASE="soon")
     assert answer.code == 2
     assert "REDRIVE_LEASE" in answer.err
+
+
+def test_the_package_is_the_command_where_no_script_is_on_the_path(shop: Any) -> None:
+    line = [sys.executable, "-m", "redrive", "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, shop.redrive("--help").out)

@@ -32,9 +32,11 @@ class Shop:
         if to:
             self.app.mirror(to=to, only=only)
         self.harness = Harness(self.app, store)
+        self.store = self.harness.path
 
     def order(self, n: int, key: str | None = "ada", kind: str = "order.placed") -> Event[Any]:
-        return self.harness.append(self.orders, kind, {"n": n}, key=key)
+        id = f"order {n} of {self.store}"  # stores under test give the same ids
+        return self.harness.append(self.orders, kind, {"n": n}, key=key, id=id)
 
     def run(self) -> None:
         self.harness.run_until_idle()

@@ -24,7 +24,7 @@ def entries(*numbers: int) -> list[mirrors.Entry]:
     return [
         mirrors.Entry(
             seq=n, letter=n, rev=0, state="dead", at=at + timedelta(seconds=n), subscription="charge", source="orders",
-            reason="rejected",
+            position=n, reason="rejected",
         )
         for n in numbers
     ]  # fmt: skip
@@ -163,6 +163,16 @@ def test_any_flipped_byte_is_noticed_costs_its_line_at_most_and_is_written_again
         assert seen == {1, 2, 3, 4}, at
         for other in paths(tmp_path):
             other.unlink()
+
+
+def test_what_is_damaged_is_written_again_once(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    path.write_bytes(path.read_bytes().replace(b"rejected", b"rejectet", 1))
+    go_on(tmp_path, 4, position=3)
+    found = list(mirrors.read(tmp_path))
+    go_on(tmp_path, 4, position=4)
+    go_on(tmp_path, 5, position=4)
+    assert len(list(mirrors.read(tmp_path))) == len(found) + 1
 
 
 def test_zeros_at_the_end_are_a_torn_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from streamshop import say
 from redrive import App, UsageError
 from redrive.redis import Stream
 from redrive.redis.ids import id_of
+from redrive.runner import land
 from redrive.testing.failpoints import FailpointHit, failpoint
 
 ORDERED = {"partitions": 1}
@@ -40,6 +41,26 @@ def test_a_death_at_any_step_neither_loses_nor_doubles(
     shop.harness.advance("1m")
     assert sorted(id for id, _, _ in shop.given) == sorted(f"orders:{id}" for id in ids)
     if not shop.stream.ordered:
+        assert server.xpending("orders", "shop.orders")["pending"] == 0
+
+
+@WAYS
+@pytest.mark.parametrize("place", ["land.fenced", "land.before_commit", "land.committed"])
+def test_a_death_while_the_next_read_is_under_way_neither_loses_nor_doubles(
+    shops: Any, server: Any, way: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(land, "READ_MAX", 3)  # always a backlog: always one ahead
+    shop, ids = shops(**way), say(server, 20)
+    for _ in range(3):
+        with failpoint(place, FailpointHit):
+            shop.harness.run_until_idle()
+        shop.harness.advance("1m")
+        ids += say(server, 7)
+    shop.harness.run_until_idle()
+    assert sorted(id for id, _, _ in shop.given) == sorted(f"orders:{id}" for id in ids)
+    if shop.stream.ordered:
+        assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
+    else:
         assert server.xpending("orders", "shop.orders")["pending"] == 0
 
 

@@ -12,7 +12,7 @@ import redis
 from redrive import App, Event, Sink, UsageError, retry
 from redrive.policy.partitions import place
 from redrive.redis import Stream
-from redrive.redis.sending import StreamSink
+from redrive.redis.sending import StreamSender
 from redrive.sinks import SomeFailed
 from redrive.sinks.brokers import BrokerDown, TooLarge
 from redrive.testing import Harness
@@ -48,7 +48,6 @@ class TestStream(SinkContract):
     def make_sink(self) -> Sink:
         stream = Stream(self.mortal.url.replace("//", "//ada:hunter2@"), "out", partitions=self.partitions)
         sink = stream.sink("mirror")
-        assert isinstance(sink, StreamSink)
         sink.log, sink.timeout = "orders", self.patience
         return sink
 
@@ -207,13 +206,63 @@ def test_what_was_read_from_a_broker_and_is_no_event_is_not_sent_on(
 
 
 def test_what_cannot_be_read_back_is_not_sent(valkey_url: str, app: App) -> None:
-    with pytest.raises(UsageError, match="Make another Stream"):
+    with pytest.raises(UsageError, match="Make another one"):
         app.deliver(app.log("orders"), to=Stream(valkey_url, "out", format="json"))
 
 
 def test_an_event_that_the_server_will_never_take_is_rejected() -> None:
-    sink = Stream("redis://localhost:1", "out").sink("mirror")
-    assert isinstance(sink, StreamSink)
+    sender = StreamSender(Stream("redis://localhost:1", "out"), "orders", 1.0)
     too_large = redis.ResponseError("Protocol error: invalid bulk length")
-    assert isinstance(sink._trouble(too_large), TooLarge)
-    assert isinstance(sink._trouble(redis.ConnectionError("reset")), BrokerDown)
+    assert isinstance(sender._trouble(too_large), TooLarge)
+    assert isinstance(sender._trouble(redis.ConnectionError("reset")), BrokerDown)
+
+
+def test_nothing_goes_past_what_the_server_did_not_take(server: Any, valkey_url: str) -> None:
+    """A list that takes several transactions: where one fails, the rest is not tried."""
+    events = [make_event("order.placed", "x" * 300_000, key="k", id=f"id-{n}") for n in range(10)]
+    sender = StreamSender(Stream(valkey_url, "out"), "orders", 10.0)
+    tried = []
+
+    def add(part: Any) -> Any:
+        tried.append([index for index, _ in part])
+        if len(tried) == 2:
+            server.config_set("maxmemory", 1)
+        return StreamSender._add(sender, part)
+
+    sender._add = add  # type: ignore[method-assign]
+    try:
+        with pytest.raises(SomeFailed) as caught:
+            sender.send(events)
+    finally:
+        server.config_set("maxmemory", 0)
+    assert tried == [[0, 1, 2], [3, 4, 5]]
+    assert ids(server) == ["id-0", "id-1", "id-2"]
+    assert set(caught.value.errors) == set(range(3, 10))
+
+
+def test_an_event_too_large_for_the_server_is_a_letter_and_the_others_arrive(
+    app: App, server: Any, valkey_url: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valkey takes all that a log takes; what stands between us and the server may not."""
+    ask = StreamSender._ask
+
+    def through_a_proxy(sender: StreamSender, commands: Any) -> list[Any]:
+        if any(len(command) > 100_000 for _, command in commands):
+            raise sender._trouble(redis.ResponseError("ERR max request size exceeded"))
+        return ask(sender, commands)
+
+    monkeypatch.setattr(StreamSender, "_ask", through_a_proxy)
+    outbox = app.outbox(Stream(valkey_url, "out", partitions=1))
+    with Harness(app, backend) as harness:
+        sent = [outbox.append("x", "y" * (200_000 if n == 4 else 1), key=f"k{n % 2}").id for n in range(10)]
+        harness.run_until_idle()
+        (letter,) = harness.letters("dead")
+        assert (letter.event_id, letter.reason, letter.attempts) == (sent[4], "rejected", 1)
+        assert set(ids(server)) == {*sent[1::2], sent[0], sent[2]}
+
+
+def test_a_user_who_may_not_begin_a_transaction_is_told(server: Any, valkey_url: str) -> None:
+    server.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "+@all", "-multi")
+    sink = Stream(valkey_url.replace("//", "//bob:pw@"), "out").sink("mirror")
+    with pytest.raises(BrokerDown, match="multi"):
+        asyncio.run(sink.send([make_event("x", 1, key="k")]))

@@ -61,8 +61,8 @@ class TopicReader(Reader):
             raise Halted(f"{topic.log}: {topic.told(error)}; look at options= of the topic") from None
 
     def close(self) -> None:
-        """What was committed as a courtesy is on its way; the broker may or may not hear of it."""
-        self._consumer.close()
+        """Let it go. `Consumer.close` leaves a group, where we are none, and waits for brokers that do not answer."""
+        del self._consumer
 
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         """The next messages. Without a wait, none means: all that the broker has been asked for has been read."""
@@ -131,8 +131,7 @@ class TopicReader(Reader):
                 self._heard(message, error)
             elif not (self._anchored and self._is_anchor(message)):
                 good.append(message)
-        decode = self._decoder
-        messages = [decode(message) for message in good]
+        messages = self._decoder(good)
         for partition, index in {message.partition: index for index, message in enumerate(messages)}.items():
             last = good[index]
             place = Place(last.offset() + 1, anchor_of(last), self.topic.generation)

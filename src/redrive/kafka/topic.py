@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from redrive.errors import UsageError
 from redrive.event import check_type
+from redrive.sinks.brokers import BrokerSink, Sender, check_format
 from redrive.sources.codec import Codec, Format
 from redrive.sources.port import Reader, Source
 from redrive.units import duration
@@ -113,6 +114,16 @@ class Topic(Source):
             if isinstance(value, str) and value and any(word in option for word in _SECRET):
                 text = text.replace(value, HIDDEN)
         return text
+
+    def sink(self, name: str) -> BrokerSink:
+        """Write to it, as a delivery of this name."""
+        check_format(repr(self), self.codec.format)
+        return BrokerSink(name, repr(self), self._sender)
+
+    def _sender(self, log: str, timeout: float) -> Sender:
+        from redrive.kafka.sending import TopicSender
+
+        return TopicSender(self, log, timeout)
 
     def open(self, group: str) -> Reader:
         """Read in order, from where the store says."""

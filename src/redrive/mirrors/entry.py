@@ -27,6 +27,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     at: datetime
     subscription: str
     source: str
+    position: int
     reason: str
     born: bool = False  # the letter's first
     lane: str | None = None
@@ -88,7 +89,8 @@ def entry_of(row: JournalRow) -> Entry:
             edited = msgspec.Raw(cloudevents.encode(_stored(row, bytes(row.edited_raw)), source))
     return Entry(
         seq=row.seq, letter=row.letter, rev=row.rev, state=row.state, at=_time(row.at), subscription=row.subscription,
-        source=row.source, reason=row.reason, born=bool(row.born), lane=row.lane, attempts=row.attempts,
+        source=row.source, position=row.position, reason=row.reason, born=bool(row.born), lane=row.lane,
+        attempts=row.attempts,
         first_failed_at=None if row.first_failed_at is None else _time(row.first_failed_at),
         last_failed_at=None if row.last_failed_at is None else _time(row.last_failed_at),
         error_type=row.error_type, error_message=row.error_message, fingerprint=row.fingerprint,

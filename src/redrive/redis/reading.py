@@ -13,13 +13,14 @@ from redrive.errors import Halted, SourceDown
 from redrive.redis.ids import FIRST, before, id_of
 from redrive.sources.codec import Place as Origin
 from redrive.sources.port import Message, Positions, Reader
+from redrive.sources.quick import Quick
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
 
 if TYPE_CHECKING:
     from redrive.redis.stream import Stream
 
-Entry = tuple[bytes, Mapping[bytes, bytes] | None]
+Entry = tuple[bytes, Sequence[bytes] | Mapping[bytes, bytes] | None]  # the fields in a row, or by name
 CONSUMER = "redrive"  # one owner at a time: whoever takes over has the pending entries of the one before
 CLAIM_MAX = 100
 # Who is gone and has nothing: in one step, because with a consumer the server deletes what it has not finished.
@@ -39,6 +40,9 @@ class _Reader(Reader):
         self.stream, self.group = stream, group
         with self.asking():
             self.server = stream.connect()
+        for command in ("XREAD", "XREADGROUP"):  # entries as they come: theirs would be a dict each
+            self.server.set_response_callback(command, _as_it_is)
+        self._names, self._quick = stream.streams, Quick(stream.codec, stream.name)
 
     def close(self) -> None:
         self.server.close()
@@ -53,14 +57,19 @@ class _Reader(Reader):
 
     def message(self, partition: int, entry: Entry) -> Message:
         """An entry as an event, or as the refusal that stands for it."""
-        stream, (where, fields) = self.stream, entry
-        position = where.decode()
-        place = Origin(f"{stream.streams[partition]}:{position}"[-200:], stream.name, None, id_of(position)[0] * 1_000)
+        where, fields = entry
+        position, name = where.decode(), self._names[partition]
         if not fields:  # handed out once, and deleted since: every entry has fields
             return self.lost(partition, position, f"entry {position} was deleted before it was read")
-        named = {name.decode("utf-8", "backslashreplace"): value for name, value in fields.items()}
-        event, has_id = stream.codec.decode(named, named.get(stream.codec.data), place)
-        return Message(partition, position, event, has_id)
+        id, time_us = f"{name}:{position}"[-200:], int(where[: where.index(b"-")]) * 1_000
+        if isinstance(fields, Mapping):
+            fields = [part for field in fields.items() for part in field]
+        found = self._quick.decode(fields, id, time_us)
+        if found is None:
+            names = [name.decode("utf-8", "backslashreplace") for name in fields[::2]]
+            named, codec = dict(zip(names, fields[1::2], strict=True)), self.stream.codec
+            found = codec.decode(named, named.get(codec.data), Origin(id, self.stream.name, None, time_us))
+        return Message(partition, position, *found)
 
     def lost(self, partition: int, position: str, why: str) -> Message:
         """What the server does not have any more is told, in its place."""
@@ -177,10 +186,10 @@ class OrderedReader(_Reader):
         return Place(FIRST, census.gone) if position is None else Place.of(position)
 
     def _number(self, partition: int, entries: list[Entry], place: Place) -> list[Message]:
-        found = []
-        for more, entry in enumerate(entries, 1):
-            message = self.message(partition, entry)
-            found.append(message._replace(position=str(place.after(message.position, more))))
+        """With the last of them, how far that is: what is between lands with it or not at all."""
+        found = [self.message(partition, entry) for entry in entries]
+        if found:
+            found[-1] = found[-1]._replace(position=str(place.after(found[-1].position, len(found))))
         return found
 
     def settled(self, messages: Sequence[Message]) -> None:
@@ -402,9 +411,8 @@ def _by_name(found: Any) -> dict[bytes, list[Entry]]:
 
 def _by_stream(found: Any) -> Iterator[tuple[bytes, list[Entry]]]:
     """What XREAD and XREADGROUP answer, in both versions of the protocol."""
-    if isinstance(found, dict):
-        for name, lists in found.items():
-            yield name, [entry for entries in lists for entry in entries]
-    else:
-        for name, entries in found or ():
-            yield name, entries
+    yield from found.items() if isinstance(found, dict) else found or ()
+
+
+def _as_it_is(answer: Any, **_: Any) -> Any:
+    return answer

@@ -5,7 +5,6 @@ An entry that was sent and not answered is sent again: readers may meet it twice
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,12 @@ from redrive import cloudevents
 from redrive.event import Event
 from redrive.policy.partitions import place
 from redrive.sinks.brokers import BrokerDown, TooLarge, attributes
-from redrive.sinks.port import Sink, SomeFailed
+from redrive.sinks.port import SomeFailed
 
 if TYPE_CHECKING:
     from redrive.redis.stream import Stream
 
-BATCH_MAX = 500  # entries in one call: beyond it they cost what their bytes cost
 MULTI_BYTES_MAX = 1_000_000  # in one transaction of the server, who does nothing else meanwhile
-TIMEOUT = 10.0  # seconds for an answer
 CONNECT_TIMEOUT = 5.0
 _TOO_LARGE = ("invalid bulk length", "too large", "exceeds maximum", "max request size")  # of servers, and of proxies
 _MULTI, _EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
@@ -31,53 +28,40 @@ _MULTI, _EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 Part = list[tuple[int, bytes]]  # which event of the list, and its command
 
 
-class StreamSink(Sink):
-    """See `Stream.sink`."""
+class StreamSender:
+    """Connections to one server, on behalf of a sink. Blocks; may be used by several threads."""
 
-    batch_max = BATCH_MAX
-    whole = True  # MULTI: all of it, or nothing
-
-    def __init__(self, stream: Stream, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, stream: Stream, log: str, timeout: float) -> None:
         self.stream = stream
+        self._source = cloudevents.source_of(log)
         self._names = [one.encode() for one in stream.streams]
         self._trim = b"" if stream.maxlen is None else _bulks(b"MAXLEN", b"~", b"%d" % stream.maxlen)
-        self.timeout = TIMEOUT
-        self._pool: redis.ConnectionPool | None = None
+        self._pool = stream.pool(timeout, CONNECT_TIMEOUT)
 
-    def __repr__(self) -> str:
-        return f"{self.stream!r}.sink({self.name!r})"
-
-    async def send(self, events: Sequence[Event[Any]]) -> None:
-        """Add them all, in their order."""
-        if events:
-            await asyncio.to_thread(self._send, events)
-
-    async def probe(self) -> None:
-        """Does the server answer?"""
-        await asyncio.to_thread(self._ask, [(0, b"*1\r\n$4\r\nPING\r\n")])
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Let go of the connections."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await asyncio.to_thread(pool.disconnect)
+        self._pool.disconnect()
 
-    # ------------------------------------------------------------ in a thread
+    def ping(self) -> None:
+        """Raise if the server does not answer, or answers with an error."""
+        (answer,) = self._ask([(0, b"*1\r\n$4\r\nPING\r\n")])
+        if isinstance(answer, redis.RedisError):
+            raise self._trouble(answer)
 
-    def _send(self, events: Sequence[Event[Any]]) -> None:
-        errors: dict[int, BaseException] = {}
+    def send(self, events: Sequence[Event[Any]]) -> None:
+        """Add them all, in their order; SomeFailed names those that were not."""
         parts = list(self._parts(events))
         for number, part in enumerate(parts):
             try:
-                errors |= self._add(part)
-            except (BrokerDown, TooLarge) as error:
+                errors = self._add(part)
+            except BrokerDown as error:  # one that is too large is told of the whole list: who is it?
                 if number == 0:
                     raise
-                errors |= {index: error for rest in parts[number:] for index, _ in rest}
-                break
-        if errors:
-            raise SomeFailed(errors) if len(events) > 1 else errors[0]
+                errors = {index: error for index, _ in part}
+            if errors:  # nothing goes past what was not taken
+                first = next(iter(errors.values()))
+                errors |= {index: first for rest in parts[number + 1 :] for index, _ in rest}
+                raise SomeFailed(errors) if len(events) > 1 else first
 
     def _parts(self, events: Sequence[Event[Any]]) -> Iterator[Part]:
         part: Part = []
@@ -94,7 +78,7 @@ class StreamSink(Sink):
     def _command(self, event: Event[Any]) -> bytes:
         names = self._names
         name = names[0] if len(names) == 1 else names[place(event.key or event.id, len(names))]
-        source = cloudevents.source_of(self.log)
+        source = self._source
         if event.headers_raw is None and event.schema == 1 and event.key is not None:  # the ordinary event, quickly
             head = _head(name, self._trim, source, event.type)
             id, key, data = event.id.encode(), event.key.encode(), event.data_raw
@@ -108,7 +92,7 @@ class StreamSink(Sink):
 
     def _add(self, part: Part) -> dict[int, BaseException]:
         """One transaction; what single commands of it were answered, where that was an error."""
-        _, *queued, answer = self._ask([(-1, _MULTI), *part, (-1, _EXEC)])
+        *queued, answer = self._ask([(-1, _MULTI), *part, (-1, _EXEC)])
         refused = next((one for one in queued if isinstance(one, redis.RedisError)), None)
         if refused is not None or isinstance(answer, redis.RedisError):
             raise self._trouble(refused or answer)
@@ -120,7 +104,7 @@ class StreamSink(Sink):
 
     def _ask(self, commands: Part) -> list[Any]:
         """Send them together; the answers, of which some may be errors. Trouble with the connection is raised."""
-        pool = self._pool = self._pool or self.stream.pool(self.timeout, CONNECT_TIMEOUT)
+        pool = self._pool
         connection: Any = None
         try:
             connection = pool.get_connection()
@@ -137,8 +121,6 @@ class StreamSink(Sink):
         finally:
             if connection is not None:
                 pool.release(connection)
-        if len(answers) == 1 and isinstance(answers[0], redis.RedisError):
-            raise self._trouble(answers[0])
         return answers
 
     def _trouble(self, error: Any) -> BrokerDown | TooLarge:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from redrive.errors import UsageError
 from redrive.event import check_type
 from redrive.policy.partitions import PARTITIONS_MAX
+from redrive.sinks.brokers import BrokerSink, Sender, check_format
 from redrive.sources.codec import Codec, Format
 from redrive.sources.port import Reader, Source
 from redrive.units import duration
 
 if TYPE_CHECKING:
     from redis import ConnectionPool, Redis
-
-    from redrive.sinks.port import Sink
 
 MIN_IDLE = "60s"
 
@@ -85,16 +84,15 @@ class Stream(Source):
         reader: Reader = kind(self, group)
         return reader
 
-    def sink(self, name: str) -> Sink:
+    def sink(self, name: str) -> BrokerSink:
         """Write to it, as a delivery of this name."""
-        from redrive.redis.sending import StreamSink
+        check_format(repr(self), self.codec.format)
+        return BrokerSink(name, repr(self), self._sender)
 
-        if self.codec.format not in ("auto", "cloudevents"):
-            raise UsageError(
-                f'stream {self.name!r}: what is sent are CloudEvents, and format="{self.codec.format}" would not read '
-                "them. Make another Stream without format= to send to"
-            )
-        return StreamSink(self, name)
+    def _sender(self, log: str, timeout: float) -> Sender:
+        from redrive.redis.sending import StreamSender
+
+        return StreamSender(self, log, timeout)
 
     def pool(self, timeout: float, connect_timeout: float) -> ConnectionPool:
         """Connections for those who send."""

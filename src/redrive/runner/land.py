@@ -25,9 +25,16 @@ from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
 READ_MAX = 1_000  # messages in one transaction
-WAIT_SECONDS = 0.2  # for which a read may block: a stop waits for it
+# Seconds for which a read may block: a stop waits for it. Short at first: who stops when idle, stops soon after.
+WAIT_MIN, WAIT_MAX = 0.01, 0.2
+WARY_BATCHES = 100  # where one message came again, others will
 
 T = TypeVar("T")
+Read = tuple[Sequence[Message], Positions]
+
+
+class Repeated(Exception):
+    """The log holds some of them already: nothing was written, and each is to be looked at."""
 
 
 class Landing:
@@ -36,6 +43,8 @@ class Landing:
     def __init__(self, duty: Duty, source: Source) -> None:
         self.duty, self.source = duty, source
         self.positions: dict[int, str] = {}
+        self._versions = landed.Versions()
+        self._wary = 0  # batches left to be looked at before they are written
 
     def load(self) -> None:
         """Where we are, as the store has it."""
@@ -48,7 +57,16 @@ class Landing:
             self.duty.refresh(tx)
 
     def land(self, messages: Sequence[Message], starts: Positions) -> bool:
-        """One transaction: the fence, the events that are new, how far we are. False: there is a pause."""
+        """What is new of these, and how far we are. False: there is a pause."""
+        wary, self._wary = self._wary, max(0, self._wary - 1)
+        try:
+            return self._land(messages, starts, is_wary=wary > 0)
+        except Repeated:
+            self._wary = WARY_BATCHES
+        return self._land(messages, starts, is_wary=True)
+
+    def _land(self, messages: Sequence[Message], starts: Positions, *, is_wary: bool) -> bool:
+        """One transaction: the fence, the events, how far we are."""
         duty, engine = self.duty, self.duty.engine
         to = {**self.positions, **starts, **{message.partition: message.position for message in messages}}
         # What the broker is told to have landed must have; what it gives again after a power cut need not.
@@ -58,53 +76,57 @@ class Landing:
             if paused:
                 duty.paused = True
                 return False
-            events = self._new(tx, messages)
-            rows: list[Row] = tx.logs.append(duty.subscription.source, events)[0] if events else []
+            position, events = self._append(tx, messages, is_wary=is_wary)
             landed.move(tx.sql, duty.id, to)
-            now, last = engine.env.clock.now(), rows[-1] if rows else None
-            position = last[0] if last else duty.window.position
+            now, last = engine.env.clock.now(), events[-1] if events else None
             tx.progress.advance(
                 {
-                    "member": duty.member, "epoch": duty.epoch, "position": position, "anchor": last and last[1],
-                    "applied": len(rows), "ignored": 0, "now": now, "last_type": last and last[2],
-                    "last_time_us": last and last[6],
+                    "member": duty.member, "epoch": duty.epoch, "position": position, "anchor": last and last.id,
+                    "applied": len(events), "ignored": 0, "now": now, "last_type": last and last.type,
+                    "last_time_us": last and last.time_us,
                 }
             )  # fmt: skip
             hit("land.before_commit")
         hit("land.committed")
-        duty.window.position = duty.window.cursor = position
+        duty.window.position = duty.window.cursor = self._versions.upto = position
         duty.settled_at, self.positions = now, to
-        if rows:
-            engine.signals.tell([sig.Appended(duty.subscription.source, len(rows), position)])
+        if events:
+            engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
             engine.appended(duty.subscription.source)
         return True
+
+    def _append(self, tx: StoreTx, messages: Sequence[Message], *, is_wary: bool) -> tuple[int, Sequence[NewEvent]]:
+        """The last position, and the events that were new: nearly always all, which writing them shows soonest."""
+        duty, log = self.duty, self.duty.subscription.source
+        events = self._new(tx, messages) if is_wary else [message.event for message in messages]
+        if not events:
+            return duty.window.position, events
+        if is_wary:
+            rows: list[Row] = tx.logs.append(log, events)[0]
+            return rows[-1][0], events
+        position, are_new = landed.append_new(tx.logs, tx.sql, log, events, self._versions)
+        if not are_new:
+            raise Repeated
+        return position, events
 
     def _new(self, tx: StoreTx, messages: Sequence[Message]) -> list[NewEvent]:
         """The events that the log does not hold yet."""
         duty = self.duty
         duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source, create=True)
-        seen = landed.known(
-            tx.sql, duty.log_id, [message.event.id for message in messages if self._may_repeat(message)]
-        )
+        seen = landed.known(tx.sql, duty.log_id, [message.event.id for message in messages])
         events = []
         for message in messages:
-            event, content = message.event, content_of(message.event)
-            if self._may_repeat(message):
-                stored = seen.get(event.id)
-                if stored is not None and (*stored[:3], bytes(stored[3])) == content:
+            event, stored = message.event, seen.get(message.event.id)
+            if stored is not None and (*stored[:3], bytes(stored[3])) == content_of(event):
+                continue
+            if stored is not None:
+                event = refused(event, message, ID_COLLISION, f"the log holds another event {event.id!r}")
+                again = landed.known(tx.sql, duty.log_id, [event.id])
+                if again or event.id in seen:
                     continue
-                if stored is not None:
-                    event = refused(event, message, ID_COLLISION, f"the log holds another event {event.id!r}")
-                    again = landed.known(tx.sql, duty.log_id, [event.id])
-                    if again or event.id in seen:
-                        continue
-                seen[event.id] = content_of(event)
+            seen[event.id] = content_of(event)
             events.append(event._replace(may_repeat=False))
         return events
-
-    def _may_repeat(self, message: Message) -> bool:
-        """A position is read once; what a producer, or a group that gives again, names may come twice."""
-        return message.has_id or self.source.acknowledges
 
 
 def content_of(event: NewEvent) -> Row:
@@ -113,7 +135,7 @@ def content_of(event: NewEvent) -> Row:
 
 
 class LandingLoop(Loop):
-    """Read, land, tell the broker; the next read is under way while the last one lands."""
+    """Read, land, tell the broker; while there is a backlog the next read is under way before the last one lands."""
 
     def __init__(self, duty: Duty, bridge: Bridge, wake: Wake, *, threads: bool = True) -> None:
         super().__init__(duty, bridge, wake)
@@ -121,6 +143,14 @@ class LandingLoop(Loop):
         assert source is not None
         self.source, self.landing = source, Landing(duty, source)
         self._thread = ThreadPoolExecutor(1, "redrive-intake") if threads else None
+        self._cursor: dict[int, str] = {}  # how far was read, which may not have landed yet
+        self._ahead: asyncio.Future[Read] | None = None  # a read that was begun before its turn
+        self._wait = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """What rings is about the store, and only of interest in a pause: the broker is asked anyway."""
+        return self.idle and not (self.duty.paused and self.wake.pending)
 
     async def run(self) -> None:
         await self.bridge.run(self.landing.load)
@@ -139,33 +169,61 @@ class LandingLoop(Loop):
     async def _read_on(self) -> None:
         """Until a stop or a pause. What was read and did not land is read again by whoever opens it next."""
         reader = await self._ask(lambda: self.source.open(self.duty.subscription.group))
+        self._cursor = dict(self.landing.positions)
         try:
             while not (self.stopping or self.duty.paused):
                 await self._round(reader)
         finally:
+            if self._ahead is not None:
+                self._ahead.cancel()
+                self._ahead = None
             await self._ask(reader.close)
 
     async def _round(self, reader: Reader) -> None:
         await self.renew_if_due()
-        await self.wake.wait(0.0)  # what rings is about the store; the broker is asked anyway
-        positions, wait = dict(self.landing.positions), WAIT_SECONDS if self.idle and self._thread else 0.0
-        messages = await self._ask(lambda: reader.read(positions, READ_MAX, wait))
-        if not (messages or reader.starts):
-            if self._thread is None:
-                await self.rest(True, self.pause_length())
-            elif not self.idle:
-                self.idle = True
-                self.on_idle()
-            else:
-                await self.bridge.run(self.landing.look)
+        await self.wake.wait(0.0)
+        reading, self._ahead = self._ahead or self._read(reader), None
+        messages, starts = await reading
+        if not (messages or starts):
+            await self._had_nothing()
             return
         self.idle = False
-        has_landed = await self.bridge.run(lambda: self.landing.land(messages, reader.starts))
+        self._wait = WAIT_MIN if self._thread is not None and len(messages) < READ_MAX else 0.0
+        self._cursor |= {**starts, **{message.partition: message.position for message in messages}}
+        if len(messages) >= READ_MAX:  # a few may be all there is, or say that something is lost: let them land first
+            self._ahead = self._read(reader)
+            self._ahead.add_done_callback(_heard)
+        has_landed = await self.bridge.run(lambda: self.landing.land(messages, starts))
         if has_landed and self.source.acknowledges:
             await self._ask(lambda: reader.settled(messages))
 
-    async def _ask(self, question: Callable[[], T]) -> T:
-        """Something that blocks until the broker answers."""
+    async def _had_nothing(self) -> None:
         if self._thread is None:
-            return question()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, question)
+            await self.rest(True, self.pause_length())
+        elif not self.idle:
+            self.idle, self._wait = True, WAIT_MIN
+            self.on_idle()
+        else:
+            self._wait = min(2 * self._wait, WAIT_MAX)
+            await self.bridge.run(self.landing.look)
+
+    def _read(self, reader: Reader) -> asyncio.Future[Read]:
+        """Begin to read."""
+        positions, wait = dict(self._cursor), self._wait
+        return self._ask(lambda: (reader.read(positions, READ_MAX, wait), reader.starts))
+
+    def _ask(self, question: Callable[[], T]) -> asyncio.Future[T]:
+        """Something that blocks until the broker answers; one after the other."""
+        if self._thread is None:
+            return asyncio.ensure_future(_answer(question))
+        return asyncio.get_running_loop().run_in_executor(self._thread, question)
+
+
+async def _answer(question: Callable[[], T]) -> T:
+    return question()
+
+
+def _heard(reading: asyncio.Future[Read]) -> None:
+    """Nobody may come for it; then what it raised is of no interest."""
+    if not reading.cancelled():
+        reading.exception()

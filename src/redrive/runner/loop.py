@@ -38,6 +38,11 @@ class Loop:
         self._full_lane = ""
         self._plan_renewal()
 
+    @property
+    def is_idle(self) -> bool:
+        """Is nothing left to do, as far as it knows?"""
+        return self.idle and not self.wake.pending
+
     def _monotonic(self) -> float:
         return self.duty.engine.env.clock.monotonic()
 
@@ -117,6 +122,7 @@ class HandlerLoop(Loop):
         self.desk = self.work.desk
         self._delayed: dict[Work, asyncio.TimerHandle] = {}
         self._over: set[int] = set()  # letters that the retry budget does not cover, and that are to be buried
+        self._is_dry = False  # the log had nothing more, and nobody has rung since
         gate = self.work.gate
         self._budget = Budget(duty, bridge, gate.name if gate is not None else duty.subscription.name)
         self._staff = self._hire(duty.subscription.concurrency, threads=threads)
@@ -144,13 +150,14 @@ class HandlerLoop(Loop):
         group = [] if self._staff.gathers else self._take_outbox()
         room = 0 if self.stopping else self.work.room()
         due = [] if self.stopping else await self._take_due()
-        paused, asked = self.duty.paused, bool(group or due or room)
+        paused, asked = self.duty.paused, bool(group or due or (room and not self._is_dry))
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
         gate = self.work.gate
         shut = gate is not None and gate.watches  # others, or an operator, may know better by now
         if asked or paused or held or shut or self.duty.window.plan(()).prefix != self.duty.window.position:
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
+            self._is_dry = room > 0 and not result.events
             freed = (paused and not self.duty.paused) or (held and self.work.room() > 0)
             asked = bool(group or result.letters or taken or freed)
         if self.duty.controls and not self.stopping:
@@ -161,6 +168,7 @@ class HandlerLoop(Loop):
         if not asked and (not self.desk.outbox or self._staff.gathers):
             nothing = self._has_nothing() and not self._delayed and not self.wake.pending
             await self.rest(nothing, self._pause())
+            self._is_dry = False
 
     def _has_nothing(self) -> bool:
         """Is there nothing to do, but for what has to wait until a dependency is well?"""

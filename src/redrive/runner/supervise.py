@@ -147,8 +147,7 @@ class Supervisor:
 
     def _loops_are_idle(self) -> bool:
         return all(one.is_idle for one in self.healing.values()) and all(
-            post in self.waiting or (post in self.loops and self.loops[post].idle and not self.wakes[post].pending)
-            for post in self.posts
+            post in self.waiting or (post in self.loops and self.loops[post].is_idle) for post in self.posts
         )
 
     # ------------------------------------------------------------ who else is there
@@ -255,6 +254,7 @@ class Supervisor:
             raise
         finally:
             self.loops.pop(post, None)
+            duty.close()
         await self.bridge.run(lambda: leases.release(duty))
 
     def _breaker_changed(self) -> None:

@@ -22,7 +22,9 @@ class Sink:
 
     name: str
     batch_max: int = 1  # how many events one call of `send` takes
-    whole: bool = False  # does `send` deliver all of a list or nothing? Then it may hold several events of a key
+    # Does `send` deliver all of a list or nothing; or of a key, at least, nothing that comes after what it says has
+    # failed? Then a list may hold several events of a key.
+    whole: bool = False
     log: str = ""  # the log that is delivered; the delivery says so before it opens the sink
     batch_wait: float = 0.0  # seconds that events may wait for company, where the sink likes its batches full
 

@@ -39,6 +39,7 @@ class Reader(ABC):
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         """The next messages, waiting for the first of them for so many seconds at most.
 
+        Without a wait, none means that all was read which the broker has by now: who runs until idle stops then.
         Halted if the broker has lost what it must not lose; SourceDown if it cannot be reached.
         """
 

@@ -20,6 +20,7 @@ class JournalRow(NamedTuple):
     born: bool
     subscription: str
     source: str
+    position: int
     lane: str | None
     reason: str
     attempts: int

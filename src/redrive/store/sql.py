@@ -114,6 +114,16 @@ class Sql:
             done += count
         return keys
 
+    def put_all(self, name: str, rows: Sequence[Row]) -> int:
+        """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted."""
+        insert, count, done = self.queries[name], 0, 0
+        while done < len(rows):
+            width = min(1 << (len(rows) - done).bit_length() - 1, INSERT_MAX)
+            values = [*chain.from_iterable(rows[done : done + width])]
+            count += self.connection.execute(_widened(insert, width), values).rowcount
+            done += width
+        return count
+
     def add_each(self, name: str, rows: Sequence[Row]) -> list[int]:
         """The same by any statement that inserts one; for few rows."""
         return [self.add(name, row) for row in rows]

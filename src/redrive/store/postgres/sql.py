@@ -115,6 +115,11 @@ class PostgresSql(Sql):
 
     add_each = add_all
 
+    def put_all(self, name: str, rows: Sequence[Row]) -> int:
+        """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted."""
+        count: int = self._execute(name, _columns(rows)).rowcount if rows else 0
+        return count
+
     def insert(self, name: str, rows: Sequence[Row]) -> None:
         """Insert rows in order, by a statement that takes a list for each column."""
         if rows:

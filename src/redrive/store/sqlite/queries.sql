@@ -500,6 +500,11 @@ SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()
 
 -- ---------------------------------------------------------------- landing
 
+-- name: event_land
+-- Run with one VALUES row or several. A row whose id is taken is left out; the caller counts.
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
 -- name: events_known
 SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT value FROM json_each(:ids))
 
@@ -513,3 +518,11 @@ SELECT 1, 1
 -- name: journal_behind
 -- Those of these letters to which something happened above an entry.
 SELECT DISTINCT letter FROM redrive_journal WHERE seq > :after AND letter IN (SELECT value FROM json_each(:ids))
+
+-- ---------------------------------------------------------------- waking
+
+-- name: pulse
+-- What changes when a log grows, an event is scheduled before all others, an owner is asked for something, or a
+-- subscription changes hands; not when an owner settles what it has, which is no news to anybody.
+SELECT (SELECT max(position) FROM redrive_events), (SELECT min(due_at) FROM redrive_scheduled),
+       (SELECT total(parked_version + epoch) FROM redrive_progress), (SELECT count(*) FROM redrive_progress WHERE owner IS NULL)

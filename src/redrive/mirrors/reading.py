@@ -1,0 +1,41 @@
+"""Reading a mirror back, wherever it is: a file, a folder, or what a broker holds."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from redrive.mirrors.entry import Entry
+from redrive.mirrors.files import read as read_files
+from redrive.mirrors.lines import BEGINNING, Damage
+
+_BROKERS = {"redis": "redrive.redis.letters", "rediss": "redrive.redis.letters", "unix": "redrive.redis.letters"}
+
+
+def is_mirror(place: str) -> bool:
+    """Is this a mirror's, or something else's?"""
+    if _broker(place) is not None:
+        return True
+    path = Path(place)
+    if path.is_dir():
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(len(BEGINNING)) == BEGINNING
+    except (OSError, ValueError):
+        return False
+
+
+def read(place: str) -> Iterator[Entry | Damage]:
+    """What it says, in order and as often as it says it."""
+    broker = _broker(place)
+    if broker is None:
+        yield from read_files(place)
+    else:
+        yield from importlib.import_module(broker).read(place)
+
+
+def _broker(place: str) -> str | None:
+    scheme, separator, _ = place.partition("://")
+    return _BROKERS.get(scheme) if separator else None

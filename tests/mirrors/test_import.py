@@ -1,0 +1,263 @@
+"""Letters brought back from a mirror: those that were open are letters again, and nobody else is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from redrive import App, Event, Reject, Tx, mirrors
+from redrive.mirrors.files import paths
+from redrive.mirrors.reading import read
+from redrive.redis import LetterIndex, LetterStream, Stream
+from redrive.replay.bringing import Brought, bring_back
+from redrive.testing import Harness
+from redrive.testing.brokers import valkey
+from tests.mirrors.conftest import Shop
+
+
+def bring(shop: Any, place: Any) -> Brought:
+    desk = shop.app.operate("ada")
+    return bring_back(desk.operator, desk.letters, read(str(place)), "the database is gone")
+
+
+@pytest.fixture
+def gone(tmp_path: Path) -> Iterator[Any]:
+    """A shop whose store is lost; what its mirror holds is in the folder."""
+    shop = Shop(None, mirrors.files(tmp_path / "dead", name="dead-files"))
+    yield shop
+    shop.harness.close()
+
+
+def test_letters_of_a_store_that_is_gone_can_be_replayed(shops: Any, gone: Any, tmp_path: Path) -> None:
+    gone.bad = {1, 2}
+    ids = [gone.order(n, key=key).id for n, key in ((1, "ada"), (2, "bob"), (3, "ada"), (4, "eve"))]
+    gone.run()
+    gone.desk.edit(2, {"n": 5}, "it was 5")
+    gone.run()
+    shop = shops()
+    shop.run()
+    assert bring(shop, tmp_path / "dead").imported == 3
+    letters = shop.harness.letters()
+    assert [(one.event_id, one.state, one.key) for one in letters] == [
+        (ids[0], "dead", "ada"), (ids[1], "dead", "bob"), (ids[2], "retrying", "ada"),
+    ]  # fmt: skip
+    assert (letters[0].error_message, letters[0].attempts) == ("no charge for 1", 1)
+    assert [one.outcome for one in shop.desk.history(letters[0].id)] == ["imported"]
+    shop.run()
+    assert [one.state for one in shop.harness.letters()] == ["dead", "dead", "retrying"], "nothing runs by itself"
+    shop.harness.replay()
+    assert [one.state for one in shop.harness.letters()] == ["applied", "applied", "applied"]
+    assert bring(shop, tmp_path / "dead").imported == 0
+
+
+def test_an_import_touches_nobody_else(shops: Any, gone: Any, tmp_path: Path) -> None:
+    gone.bad = {1}
+    gone.order(1, kind="order.audited")
+    gone.run()
+    shop = shops()
+    seen = []
+
+    @shop.app.on(shop.orders, start="first")
+    def watch(event: Event[Any], ctx: Any) -> None:
+        seen.append(event.data["n"])
+
+    shop.order(7)
+    shop.run()
+    assert bring(shop, tmp_path / "dead").imported == 2
+    shop.order(8)
+    shop.run()
+    shop.harness.replay()
+    assert seen == [7, 8]
+    states = {one.subscription: one.state for one in shop.harness.letters()}
+    assert states == {"charge": "applied", "audit": "dead", "watch": "discarded"}
+
+
+def test_a_running_owner_takes_over_what_is_imported(shops: Any, gone: Any, tmp_path: Path) -> None:
+    gone.bad = {1}
+    gone.order(1)
+    gone.run()
+    shop = shops()
+    shop.order(7)
+    shop.run()  # the engine stays alive between these calls
+    bring(shop, tmp_path / "dead")
+    shop.bad = {1}
+    shop.order(8)
+    shop.order(9, key="bob")
+    shop.run()
+    assert [(one.state, one.reason) for one in shop.harness.letters()] == [
+        ("dead", "rejected"), ("retrying", "behind_head"),
+    ]  # fmt: skip
+
+
+def test_in_total_order_an_imported_letter_holds_back_what_comes_later(backend: str | None, tmp_path: Path) -> None:
+    def make(store: str | None, *to: Any) -> tuple[App, Harness]:
+        app = App("/nonexistent/x.db", name="shop")
+
+        @app.on(app.log("orders"), order="total", start="first")
+        def charge(event: Event[Any], ctx: Any) -> None:
+            if event.data == 1:
+                raise Reject("no")
+
+        if to:
+            app.mirror(to=to)
+        return app, Harness(app, store)
+
+    _, harness = make(None, mirrors.files(tmp_path, name="dead-files"))
+    with harness:
+        harness.append("orders", "order.placed", 1, key="ada", id="the lost one")
+        harness.run_until_idle()
+    app, harness = make(backend)
+    with harness:
+        harness.run_until_idle()
+        desk = app.operate("ada")
+        assert bring_back(desk.operator, desk.letters, read(str(tmp_path)), "gone").imported == 1
+        harness.append("orders", "order.placed", 2, key="bob")
+        harness.run_until_idle()
+        assert [verdict for verdict in desk.verify() if not verdict.sound] == []
+        (status,) = desk.status()
+        assert (status.applied, status.dead) == (0, 1)
+
+
+def test_what_is_here_is_left_to_its_subscription_but_for_an_edit_that_it_lacks(shops: Any, tmp_path: Path) -> None:
+    shop = shops(mirrors.files(tmp_path, name="dead-files"))
+    shop.bad = {1, 2}
+    for n, key in ((1, "ada"), (2, "bob")):
+        shop.order(n, key=key)
+    shop.run()
+    shop.harness.app.operate("ada").letters.edit(2, {"n": 3}, "it was 3")
+    shop.run()
+    shop.desk.discard([1], "not needed")
+    brought = bring(shop, tmp_path)
+    assert (brought.imported, brought.edited) == (0, 0)
+    assert [why for _, why in brought.skipped] == ["it is discarded here, as letter 1", "it is letter 2 here"]
+
+
+def test_an_edit_that_only_the_mirror_has_is_taken_over(shops: Any, gone: Any, tmp_path: Path) -> None:
+    gone.bad = {1}
+    event = gone.order(1)
+    gone.run()
+    gone.desk.edit(1, {"n": 3}, "it was 3")
+    gone.run()
+    shop = shops()
+    shop.bad = {1}
+    shop.harness.append(shop.orders, "order.placed", {"n": 1}, key="ada", id=event.id)
+    shop.run()
+    assert bring(shop, tmp_path / "dead").edited == 1
+    shop.harness.replay()
+    assert [one.state for one in shop.harness.letters()] == ["applied"]
+
+
+def test_who_is_not_here_is_told(shops: Any, gone: Any, tmp_path: Path) -> None:
+    gone.bad = {1}
+    gone.order(1)
+    gone.run()
+    gone.harness.app.operate("ada").subscriptions.rename("charge", "charge2")
+    shop = shops()
+    brought = bring(shop, tmp_path / "dead")
+    assert brought.imported == 0
+    assert [why for _, why in brought.skipped] == ["no subscription 'charge' reads 'orders' here"]
+
+
+def test_what_is_settled_in_the_mirror_stays_settled(shops: Any, gone: Any, tmp_path: Path) -> None:
+    gone.bad = {1, 2}
+    gone.order(1, key="ada")
+    gone.order(2, key="bob")
+    gone.run()
+    gone.bad = {1}
+    gone.harness.replay()
+    gone.desk.discard([1], "not needed")
+    gone.run()
+    shop = shops()
+    shop.run()
+    brought = bring(shop, tmp_path / "dead")
+    assert (brought.imported, brought.settled, brought.skipped) == (0, 2, [])
+
+
+def test_a_damaged_line_costs_its_letter_and_no_other(shops: Any, gone: Any, tmp_path: Path) -> None:
+    gone.bad = {1, 2, 3}
+    for n in (1, 2, 3):
+        gone.order(n, key=str(n))
+    gone.run()
+    (path,) = paths(tmp_path / "dead")
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first[:40] + b"?" + first[41:] + b"".join(rest))
+    shop = shops()
+    shop.run()
+    entries = [one for one in read(str(path)) if isinstance(one, mirrors.Entry)]
+    desk = shop.app.operate("ada")
+    assert bring_back(desk.operator, desk.letters, entries, "gone").imported == 2
+
+
+@pytest.fixture(scope="module")
+def valkey_url() -> Iterator[str]:
+    with valkey() as url:
+        yield url
+
+
+@pytest.fixture
+def server(valkey_url: str) -> Iterator[Any]:
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.mark.parametrize("key", ["orders:dlq", "shop:letters"])
+def test_streams_and_indexes_are_brought_back_as_files_are(shops: Any, server: Any, valkey_url: str, key: str) -> None:
+    gone = Shop(
+        None, LetterStream(valkey_url, name="dead-stream"), LetterIndex(valkey_url, "shop:letters", name="dead-index")
+    )
+    gone.bad = {1}
+    event = gone.order(1)
+    gone.run()
+    gone.harness.close()
+    shop = shops()
+    shop.run()
+    assert bring(shop, f"{valkey_url}/{key}").imported == 1
+    assert [one.event_id for one in shop.harness.letters()] == [event.id]
+    shop.harness.replay()
+    assert [one.state for one in shop.harness.letters()] == ["applied"]
+
+
+@pytest.mark.parametrize("with_id", [True, False])
+def test_what_a_broker_gives_again_after_an_import_is_recognised(
+    server: Any, valkey_url: str, backend: str | None, tmp_path: Path, with_id: bool
+) -> None:
+    given: list[Any] = []
+
+    def make(store: str | None, *to: Any) -> tuple[App, Harness]:
+        app = App("/nonexistent/x.db", name="shop")
+
+        @app.projection(Stream(valkey_url, "orders", partitions=1))
+        def charge(event: Event[Any], tx: Tx) -> None:
+            given.append(event.data)
+            if event.data == 1:
+                raise Reject("no")
+
+        if to:
+            app.mirror(to=to)
+        return app, Harness(app, store)
+
+    for n in (1, 2):
+        fields = {"type": "order.placed", "key": str(n), "data": str(n)} | ({"id": f"o{n}"} if with_id else {})
+        server.xadd("orders", fields)
+    _, harness = make(None, mirrors.files(tmp_path, name="dead-files"))
+    with harness:
+        harness.run_until_idle()
+    app, harness = make(backend)
+    with harness:
+        with server.pipeline() as pipe:
+            kept = server.dump("orders")
+            pipe.delete("orders").execute()
+        harness.run_until_idle()
+        desk = app.operate("ada")
+        assert bring_back(desk.operator, desk.letters, read(str(tmp_path)), "gone").imported == 1
+        server.restore("orders", 0, kept)
+        given.clear()
+        harness.advance("1m")
+        assert given == [2]
+        assert [one.state for one in harness.letters()] == ["dead"]
+        assert [verdict for verdict in desk.verify() if not verdict.sound] == []

@@ -1,0 +1,89 @@
+"""What wakes a worker on SQLite: news of other connections, not what it has committed itself."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App, Ctx, Event
+from redrive.runner.loop import HandlerLoop
+
+N = 300
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "shop.db")
+
+
+def test_what_an_owner_settles_is_no_news_and_all_else_is(path: str) -> None:
+    app, other = App(path), App(path)
+    orders = app.log("orders")
+
+    @app.on(orders, start="first")
+    def ship(event: Event[Any], ctx: Ctx) -> None:
+        """Nothing can go wrong."""
+
+    orders.append("placed", 1, key="ada")
+    app.run(until_idle=True)
+    store = other.runtime.store
+    try:
+        assert store.changed(), "nobody has looked yet"
+        assert not store.changed()
+        with app.runtime.store.transaction() as tx:
+            row = tx.progress.member(1)
+            change = {"member": 1, "epoch": row.epoch, "position": row.position, "anchor": row.anchor, "applied": 0}
+            tx.progress.advance({**change, "ignored": 0, "now": 1.0, "last_type": None, "last_time_us": None})
+        assert not store.changed(), "progress is no news"
+        orders.append("placed", 2, key="ada")
+        assert store.changed()
+        orders.append("placed", 3, key="ada", after="30m")
+        assert store.changed(), "the first that is scheduled"
+        orders.append("placed", 4, key="ada", after="40m")
+        assert not store.changed(), "one that is due later"
+        orders.append("placed", 5, key="ada", after="20m")
+        assert store.changed()
+        app.operate("ada").subscriptions.pause("ship")
+        assert store.changed()
+        assert not store.changed()
+    finally:
+        app.close()
+        other.close()
+
+
+def test_a_log_that_has_nothing_more_is_not_asked_again_until_somebody_rings(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question is a hop to another thread and back, while functions want to run."""
+    did: list[tuple[int, int] | None] = []  # outcomes settled and events taken in by a hop; None: a rest
+    hop, rest = HandlerLoop._hop, HandlerLoop.rest
+
+    async def hopping(loop: HandlerLoop, group: Any, room: int, due: Any) -> Any:
+        found = await hop(loop, group, room, due)
+        did.append((len(group), len(found.events)))
+        return found
+
+    async def resting(loop: HandlerLoop, idle: bool, seconds: float) -> None:
+        await rest(loop, idle, seconds)
+        did.append(None)
+
+    monkeypatch.setattr(HandlerLoop, "_hop", hopping)
+    monkeypatch.setattr(HandlerLoop, "rest", resting)
+    app = App(path)
+    orders = app.log("orders")
+
+    @app.on(orders, start="first", concurrency=4)
+    async def ship(event: Event[Any], ctx: Ctx) -> None:
+        await asyncio.sleep(0)
+
+    orders.append_many([{"type": "placed", "data": n, "key": str(n)} for n in range(N)])
+    app.run(until_idle=True)
+    app.close()
+    hops = [one for one in did if one is not None]
+    assert [sum(column) for column in zip(*hops, strict=True)] == [N, N]
+    in_vain = [pair for pair in pairwise(did) if pair[1] == (0, 0) and pair[0] is not None and pair[0][1] == 0]
+    assert in_vain == []

@@ -1,0 +1,64 @@
+"""Rows of a broker's messages: versions are counted, and what the log holds already is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive import App
+from redrive.event import NewEvent
+from redrive.runner.land import Repeated
+from redrive.store import landed
+
+
+@pytest.fixture
+def app(backend: str | None, tmp_path: Path) -> Iterator[App]:
+    app = App(backend or str(tmp_path / "x.db"))
+    yield app
+    app.close()
+
+
+def event(id: str, key: str | None) -> NewEvent:
+    return NewEvent(id, "a", key, 1, 0, None, b"1", None, False)
+
+
+def land(app: App, events: list[NewEvent], versions: landed.Versions) -> None:
+    store: Any = app.runtime.store
+    with store.transaction() as tx:
+        position = _append(tx, events, versions)
+    versions.upto = position
+
+
+def _append(tx: Any, events: list[NewEvent], versions: landed.Versions) -> int:
+    position, are_new = landed.append_new(tx.logs, tx.sql, "x", events, versions)
+    if not are_new:
+        raise Repeated
+    return position
+
+
+def test_versions_go_on_whoever_else_appends(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, n = landed.Versions(), landed.Versions(), 0
+    for round_number in range(6):
+        if round_number == 4:
+            monkeypatch.setattr(landed, "KEYS_MAX", 0)
+        for owner in (one, one, other):
+            land(app, [event(f"e{n}", "a"), event(f"e{n}b", None), event(f"e{n}c", "b")], owner)
+            n += 1
+        app.log("x").append("by.hand", key="a")
+    found = {key: [(e.version, e.type) for e in app.log("x").read_key(key)] for key in ("a", "b")}
+    assert [version for version, _ in found["a"]] == [*range(1, 25)]
+    assert [version for version, _ in found["b"]] == [*range(1, 19)]
+    assert [e.version for e in app.log("x").read() if e.key is None] == [None] * 18
+
+
+def test_what_the_log_holds_is_noticed_and_what_was_counted_for_it_is_forgotten(app: App) -> None:
+    versions = landed.Versions()
+    land(app, [event("e1", "a"), event("e2", "a")], versions)
+    for repeated in ([event("e3", "a"), event("e1", "a")], [event("e3", "a"), event("e3", "b")]):
+        with pytest.raises(Repeated):
+            land(app, repeated, versions)
+    land(app, [event("e3", "a")], versions)
+    assert [(e.id, e.version) for e in app.log("x").read()] == [("e1", 1), ("e2", 2), ("e3", 3)]
