@@ -153,6 +153,13 @@ class LandingLoop(Loop):
         self._cursor: dict[int, str] = {}  # how far was read, which may not have landed yet
         self._ahead: asyncio.Future[Read] | None = None  # a read that was begun before its turn
         self._wait = 0.0
+        self._waiting: Reader | None = None  # who may wait for what is not there yet
+
+    def stop(self) -> None:
+        """What waits for the broker need not, any more."""
+        super().stop()
+        if self._waiting is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._waiting.hurry)
 
     @property
     def is_idle(self) -> bool:
@@ -189,8 +196,10 @@ class LandingLoop(Loop):
     async def _round(self, reader: Reader) -> None:
         await self.renew_if_due()
         await self.wake.wait(0.0)
+        self._waiting = reader if self._wait > 0 else None
         reading, self._ahead = self._ahead or self._read(reader), None
         messages, starts, landing = await reading
+        self._waiting = None
         if not (messages or starts):
             await self._had_nothing()
             return
