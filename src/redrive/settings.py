@@ -170,6 +170,20 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> tuple[Settin
     return settings, origins
 
 
+def store_named(folder: Path, environ: Mapping[str, str]) -> str | None:
+    """The store that the environment or the file names, also where the rest of them cannot be taken."""
+    import tomllib
+
+    if environ.get("REDRIVE_STORE"):
+        return environ["REDRIVE_STORE"]
+    path = settings_path(folder, environ)
+    try:
+        named = None if path is None else tomllib.loads(path.read_text(encoding="utf-8")).get("store")
+    except (OSError, ValueError):
+        return None
+    return named if isinstance(named, str) else None
+
+
 def check_subscriptions(settings: Settings, known: Iterable[str]) -> None:
     """Refuse overrides for subscriptions that the program does not have."""
     names = list(known)

@@ -76,7 +76,9 @@ def test_a_discard_says_what_it_releases_and_releases_it(failed: Any) -> None:
     assert "Discard 1 letter; 2 events that wait behind will run?" in asked.err
     assert states(failed) == ["dead", "dead", "retrying", "retrying", "retrying", "retrying"]
     line = ["dlq", "discard", "-s", "revenue", "--key", "k1", "--reason", "test data", "--yes", "--store", "shop.db"]
-    assert failed.redrive(*line).out == "operation 1: 1 selected = 1 applied\n"
+    assert failed.redrive(*line).out == "operation 1: 1 selected = 1 applied\n2 events that wait behind will run\n"
+    shown = failed.redrive("dlq", "show", "1", "--json", "--store", "shop.db").json
+    assert (shown["state"], shown["waiting"], shown["followers"]) == ("discarded", 0, [])  # nobody waits for it now
     failed.write(strict=False)
     failed.redrive("run", "shop:app", "--until-idle")
     assert dict(failed.query("SELECT key, cents FROM revenue"))["k1"] == 16 + 128
@@ -120,7 +122,13 @@ def test_an_edit_shows_the_difference_and_keeps_every_revision(failed: Any) -> N
     assert "this changes nothing" in again.out
     shown = failed.redrive("dlq", "show", str(letter), "--payload", "--json", "--store", "shop.db").json
     assert shown["data"] == {"cents": 2}
-    assert [one["rev"] for one in shown["revisions"]] == [1]
+    assert shown["revisions"] == [{"rev": 1, "bytes": 11, "data": {"cents": 2}}]
+    assert shown["original"] == {"cents": -2, "user": "u1"}
+    assert shown["audit"][0]["details"]["edit"] == 1
+    text = failed.redrive("dlq", "show", str(letter), "--payload", "--store", "shop.db").out
+    assert "\noriginal\n" in text and '"cents": -2' in text and "\nedit 1: 11 bytes\n" in text
+    without = failed.redrive("dlq", "show", str(letter), "--json", "--store", "shop.db").json
+    assert without["revisions"] == [{"rev": 1, "bytes": 11}] and "original" not in without
     assert failed.redrive("dlq", "replay", str(letter), "--app", "shop:app").code == 0
     assert dict(failed.query("SELECT key, cents FROM revenue"))["k1"] == 2 + 16 + 128
 
@@ -154,7 +162,79 @@ def test_what_is_exported_and_repaired_comes_back_as_edits(failed: Any) -> None:
     assert dict(failed.query("SELECT key, cents FROM revenue")) == {"k0": 73, "k1": 2 + 16 + 128, "k2": 4 + 32 + 256}
 
 
-@pytest.mark.parametrize("line", ["nonsense", "{}", '{"id": "1", "rev": 0}', '{"id": 999, "rev": 0, "data": 1}', "[]"])
+def test_an_export_that_fails_leaves_the_file_that_was_there(failed: Any) -> None:
+    kept = failed.folder / "letters.jsonl"
+    kept.write_text("repaired by hand\n")
+    for wrong in ("99", "-s revenues"):
+        answer = failed.redrive("dlq", "export", *wrong.split(), "--out", "letters.jsonl", "--store", "shop.db")
+        assert answer.code == 2
+        assert kept.read_text() == "repaired by hand\n"
+    answer = failed.redrive("dlq", "export", "--out", "letters.jsonl", "--store", "shop.db")
+    assert (answer.code, answer.err) == (0, "4 letters exported\n")
+    assert len(kept.read_text().splitlines()) == 4
+    assert [path.name for path in failed.folder.glob("*.part")] == []
+    before = (failed.folder / "shop.py").read_text()
+    assert failed.redrive("dlq", "export", "--out", "shop.db", "--store", "shop.db").code == 2
+    assert (failed.folder / "shop.py").read_text() == before
+
+
+def test_an_export_of_another_store_is_not_taken_for_letters_of_this_one(failed: Any) -> None:
+    letters = [json.loads(line) for line in failed.redrive("dlq", "export", "--store", "shop.db").out.splitlines()]
+    letters[1] |= {"event_id": "elsewhere", "data": {"cents": 5}}  # the same number, another event
+    (failed.folder / "letters.jsonl").write_text("".join(json.dumps(one) + "\n" for one in letters))
+    answer = failed.redrive("dlq", "import", "letters.jsonl", "--reason", "x", "--yes", "--store", "shop.db")
+    assert answer.code == 2
+    assert "line 2" in answer.err and "elsewhere" in answer.err and "nothing was imported" in answer.err
+    assert failed.query("SELECT count(*) FROM redrive_edits") == [(0,)]
+
+
+def test_a_letter_that_is_in_a_file_twice_is_not_guessed_at(failed: Any) -> None:
+    line = failed.redrive("dlq", "export", "1", "--store", "shop.db").out
+    (failed.folder / "letters.jsonl").write_text(line + line)
+    answer = failed.redrive("dlq", "import", "letters.jsonl", "--reason", "x", "--yes", "--store", "shop.db")
+    assert answer.code == 2
+    assert "letter 1 is in line 1 and in line 2" in answer.err and "nothing was imported" in answer.err
+
+
+@pytest.mark.parametrize("verb", ["list", "export", "replay", "discard"])
+def test_letters_are_named_by_number_or_by_what_they_share_and_never_by_both(failed: Any, verb: str) -> None:
+    reason = ["--reason", "x", "--yes"] if verb == "discard" else []
+    for more in (["-s", "charge"], ["--all"], ["--key", "k1"]):
+        answer = failed.redrive("dlq", verb, "1", *more, *reason, "--store", "shop.db")
+        assert (answer.code, answer.out) == (2, "")
+        assert "not by both" in answer.err
+    assert failed.query("SELECT count(*) FROM redrive_operations") == [(0,)]
+
+
+def test_who_selects_nothing_by_a_name_that_nobody_has_is_told_the_nearest(failed: Any) -> None:
+    for line, near in (
+        (["list", "--type", "order.plced"], "--type order.placed"),
+        (["list", "--reason", "rejekted"], "--reason rejected"),
+        (["replay", "--because", "rejekted"], "--because rejected"),
+        (["discard", "--type", "order.plced", "--reason", "x"], "--type order.placed"),
+    ):
+        answer = failed.redrive("dlq", *line, "--store", "shop.db")
+        assert (answer.code, answer.out) == (0, f"no dead letters; did you mean {near}?\n")
+    assert failed.redrive("dlq", "list", "--type", "o*x", "--store", "shop.db").out == "no dead letters\n"
+    assert failed.redrive("dlq", "list", "--type", "order.plced", "--json", "--store", "shop.db").out == "[]\n"
+
+
+def test_who_selects_nothing_at_all_is_told_the_words_of_this_command(failed: Any) -> None:
+    assert "--because" in failed.redrive("dlq", "discard", "--reason", "x", "--store", "shop.db").err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "{}",
+        '{"id": "1", "rev": 0}',
+        '{"id": 999, "rev": 0, "data": 1}',
+        "[]",
+        '{"id": 1, "rev": 0}',
+        '{"id": 1, "rev": 9223372036854775808, "data": 1}',
+    ],
+)
 def test_a_file_that_is_no_export_changes_nothing(failed: Any, line: str) -> None:
     (failed.folder / "letters.jsonl").write_text(line + "\n")
     answer = failed.redrive("dlq", "import", "letters.jsonl", "--reason", "x", "--yes", "--store", "shop.db")

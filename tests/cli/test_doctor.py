@@ -174,6 +174,18 @@ def test_unknown_settings_are_a_problem_and_the_rest_is_looked_at(
     assert [one["check"] for one in answer.json].count("settings") == 1
 
 
+@pytest.mark.parametrize("wrong", ["REDRIVE_LESE", None])
+def test_a_store_that_the_settings_file_names_is_looked_at_though_a_setting_is_wrong(
+    inside: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "redrive.toml").write_text(f"store = {store!r}\n" + ("" if wrong else "leas = '5s'\n"))
+    if wrong:
+        monkeypatch.setenv(wrong, "1s")
+    found = findings(inside("doctor", "--json"))
+    assert (found["settings"]["state"], found["clock"]["state"]) == ("problem", "ok")
+
+
 def test_settings_of_a_subscription_that_nobody_has_are_mentioned(
     inside: Any, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +197,8 @@ def test_settings_of_a_subscription_that_nobody_has_are_mentioned(
 def test_a_file_that_is_no_store_is_a_problem_and_no_store_wrong_usage(inside: Any, tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_text("not a database at all")
     answer = inside("doctor", "--store", str(tmp_path / "junk.db"), "--json")
-    assert (answer.code, [one["check"] for one in answer.json]) == (3, ["store"])
+    assert answer.code == 3
+    assert [one["check"] for one in answer.json] == ["store", "file system", "free space", "write-ahead log"]
     assert inside("doctor", "--store", str(tmp_path / "none.db")).code == 2
     assert not (tmp_path / "none.db").exists()
 

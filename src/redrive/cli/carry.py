@@ -4,45 +4,58 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from redrive.cli.edit import edit_each
 from redrive.cli.letter import letter_json
-from redrive.cli.program import OutFile, app_option, confirm, json_option, opened, reads, store_option, yes_option
+from redrive.cli.program import app_option, complete_file, confirm, json_option, opened, reads, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
 from redrive.cli.render import emit_json, plural, say
 from redrive.cli.select import chooses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from redrive.replay.bringing import Brought
+    from redrive.replay.letters import LetterDesk
     from redrive.replay.select import Selection
     from redrive.store.port import LetterRow
 
 SHOWN = 10  # letters that were skipped; --json has all of them
 
 
+class _Line(NamedTuple):
+    """One letter of a file, and the line it is in."""
+
+    place: int
+    letter: int
+    rev: int
+    event_id: str | None
+    data: Any
+
+
 @click.command("export")
 @chooses
-@click.option("--out", type=OutFile(), default="-", metavar="FILE",
-              help="Where to; stdout by default.")  # fmt: skip
+@click.option("--out", metavar="FILE", help="Write to this file, which appears when it is complete; else to stdout.")
 @reads
-def export_letters(selection: Selection, out: Any, store: str | None, program: str | None, as_json: bool) -> int:
+def export_letters(selection: Selection, out: str | None, store: str | None, program: str | None, as_json: bool) -> int:
     """Dead letters with their data as JSON lines, nothing redacted."""
     from redrive.replay.select import select
 
+    selection.check_names()
     with opened(store, program) as app:
         desk = app.operate().letters
         letters = select(app.runtime.store, selection)
-        for letter in letters:
-            event = desk.event(letter.id)
-            line = letter_json(letter, desk.waiting(letter)) | {"rev": letter.rev, "lane": letter.lane}
-            out.write(json.dumps(line | _payload(event)) + "\n")
-    out.flush()
-    if out.name != "<stdout>" and not as_json:
+        lines = (_exported(desk, letter) for letter in letters)
+        if out in (None, "-"):
+            for line in lines:
+                click.echo(line)
+            return 0
+        with complete_file(out) as file:
+            file.writelines(line.encode() + b"\n" for line in lines)
+    if not as_json:
         click.echo(f"{plural(len(letters), 'letter')} exported", err=True)
     return 0
 
@@ -69,7 +82,11 @@ def import_letters(source: str, reason: str, yes: bool, store: str | None, progr
     need_reason("import", reason)
     if is_mirror(source):
         return _bring_back(source, reason, yes, store, program, as_json)
-    lines = list(_lines(click.open_file(source, "r", encoding="utf-8")))
+    try:
+        with click.open_file(source, "r", encoding="utf-8") as file:
+            lines = list(_lines(file))
+    except OSError as error:
+        raise click.UsageError(f"cannot read {source!r}: {error.strerror or error}") from None
     return _edit_back(lines, reason, yes, store, program, as_json)
 
 
@@ -117,16 +134,12 @@ def _report(brought: Brought, settled: int, damaged: int) -> None:
 
 
 def _edit_back(
-    lines: list[tuple[int, int, Any]], reason: str, yes: bool, store: str | None, program: str | None, as_json: bool
+    lines: Sequence[_Line], reason: str, yes: bool, store: str | None, program: str | None, as_json: bool
 ) -> int:
     with opened(store, program) as app:
         desk = app.operate()
-        found = {number: desk.letters.get(number) for number, _, _ in lines}
-        missing = [number for number, letter in found.items() if letter is None]
-        if missing:
-            raise click.UsageError(f"there is no letter {missing[0]} in this store: nothing was imported")
-        letters = [letter._replace(rev=rev) for number, rev, _ in lines if (letter := found[number]) is not None]
-        data = {number: value for number, _, value in lines}
+        letters = _letters(desk.letters, lines)
+        data = {one.letter: one.data for one in lines}
         if letters:
             confirm(f"Edit {plural(len(letters), 'letter')}?", yes)
         number = desk.bulk.begin("edit", letters, reason)
@@ -148,6 +161,33 @@ def _each(desk: Any, rows: Iterable[LetterRow], data: dict[int, Any], reason: st
     return Receipt("edit", done, tuple(one for part in parts for one in part.refused))
 
 
+def _letters(desk: LetterDesk, lines: Sequence[_Line]) -> list[LetterRow]:
+    """The letters that the lines mean, each once: numbers alone may be those of another store."""
+    seen: dict[int, int] = {}
+    found = []
+    for one in lines:
+        letter = desk.get(one.letter)
+        if letter is None:
+            raise click.UsageError(f"there is no letter {one.letter} in this store: nothing was imported")
+        if one.event_id not in (None, letter.event_id):
+            raise click.UsageError(
+                f"line {one.place} holds event {one.event_id}, but letter {one.letter} of this store holds "
+                f"{letter.event_id}: was it exported from another store? nothing was imported"
+            )
+        before = seen.setdefault(one.letter, one.place)
+        if before != one.place:
+            raise click.UsageError(
+                f"letter {one.letter} is in line {before} and in line {one.place}: nothing was imported"
+            )
+        found.append(letter._replace(rev=one.rev))
+    return found
+
+
+def _exported(desk: LetterDesk, letter: LetterRow) -> str:
+    line = letter_json(letter, desk.waiting(letter)) | {"rev": letter.rev, "lane": letter.lane}
+    return json.dumps(line | _payload(desk.event(letter.id)))
+
+
 def _payload(event: Any) -> dict[str, Any]:
     """The data as JSON, or as base64 where it is none."""
     if event is None:
@@ -158,7 +198,7 @@ def _payload(event: Any) -> dict[str, Any]:
         return {"data_base64": base64.b64encode(event.raw).decode()}
 
 
-def _lines(file: Any) -> Iterable[tuple[int, int, Any]]:
+def _lines(file: Any) -> Iterable[_Line]:
     try:
         for place, line in enumerate(file, 1):
             if not line.strip():
@@ -166,11 +206,13 @@ def _lines(file: Any) -> Iterable[tuple[int, int, Any]]:
             try:
                 found = json.loads(line)
                 number, rev = found["id"], found["rev"]
-                if not (type(number) is int and type(rev) is int and 0 < number < 2**62):
+                if not (type(number) is int and type(rev) is int and 0 < number < 2**62 and 0 <= rev < 2**62):
                     raise ValueError("id and rev are numbers")
+                if "data" not in found and "data_base64" not in found:
+                    raise ValueError("it has no data")
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise click.UsageError(f"line {place} is no exported letter ({error}): nothing was imported") from None
             if "data" in found:
-                yield number, rev, found["data"]
+                yield _Line(place, number, rev, found.get("event_id"), found["data"])
     except UnicodeDecodeError:
         raise click.UsageError("the file is not UTF-8: nothing was imported") from None

@@ -11,7 +11,7 @@ import click
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
 from redrive.cli.render import plain, plural
-from redrive.cli.select import selects
+from redrive.cli.select import nothing_like, selects
 from redrive.cli.waiting import finish, owners
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from redrive.store.port import LetterRow
 
 reason_needed = click.option("--reason", required=True, help="Why; goes into the audit.")
+NONE_WAITS = "nothing waits behind"
 lane_option = click.option("--lane", is_flag=True, help="Also what waits behind them.")
 
 
@@ -54,12 +55,13 @@ def replay(
         raise click.UsageError("--lane goes with --rehearse; in a replay what waits behind a letter follows by itself")
     with opened(store, program) as app:
         letters = _chosen(app, selection, limit)
+        nothing = "no dead letters" if letters else nothing_like(app, selection, "--because")
         if is_rehearsal:
             return _rehearse(app, letters, lane, as_json)
         if len(letters) > 1 or (letters and not selection.ids):
             at_rate = f" at {plain(rate)}" if rate else ""
             confirm(f"Replay {plural(len(letters), 'dead letter')}{at_rate}?", yes)
-        return _replay(app, letters, reason, _per_second(rate), program, wait, as_json)
+        return _replay(app, letters, reason, _per_second(rate), program, wait, as_json, nothing)
 
 
 @click.command()
@@ -152,7 +154,7 @@ def _rehearse(app: App, letters: Sequence[LetterRow], lane: bool, as_json: bool)
 
 def _replay(
     app: App, letters: Sequence[LetterRow], reason: str, rate: float | None, program: str | None, wait: bool,
-    as_json: bool,
+    as_json: bool, nothing: str,
 ) -> int:  # fmt: skip
     desk = app.operate()
     here, elsewhere = _who_runs(app, {letter.subscription for letter in letters}, program, wait)
@@ -163,7 +165,7 @@ def _replay(
         finish(app, here, elsewhere if wait else (), lambda: not desk.bulk.is_waiting(number, waited_for))
     operation = desk.bulk.get(number)
     alone = sorted(name for name in elsewhere if owners(app)[name].owner is None)
-    report(desk.bulk, operation, as_json)
+    report(desk.bulk, operation, as_json, nothing)
     if operation.waiting and not as_json:
         if alone:
             click.echo(f"nobody runs {plain(', '.join(alone))} now: start a worker, or add --app MODULE:APP")
@@ -191,19 +193,22 @@ def _close(
     as_json: bool,
 ) -> int:  # fmt: skip
     from redrive.replay.deed import need_reason
-    from redrive.replay.select import select, with_followers
+    from redrive.replay.select import released, select, with_followers
 
     selection.check()
     need_reason(action, reason)
     with opened(store, program) as app:
         desk = app.operate()
         letters = select(app.runtime.store, selection)
-        behind = sum(desk.letters.waiting(letter) for letter in letters)
+        nothing = "no dead letters" if letters else nothing_like(app, selection, "--because")
         if lane:
-            letters = with_followers(app.runtime.store, letters)
-            consequence = f"{plural(behind, 'event')} that wait behind among them"
+            named, letters = len(letters), with_followers(app.runtime.store, letters)
+            behind = 0
+            consequence = f"{plural(len(letters) - named, 'event')} that wait behind among them"
         else:
-            consequence = f"{plural(behind, 'event')} that wait behind will run" if behind else "nothing waits behind"
+            behind = released(app.runtime.store, letters)
+            held = any(desk.letters.waiting(letter) for letter in letters) and "what waits behind goes on waiting"
+            consequence = f"{plural(behind, 'event')} that wait behind will run" if behind else held or NONE_WAITS
         if letters:
             confirm(f"{action.capitalize()} {plural(len(letters), 'letter')}; {consequence}?", yes)
         number = desk.bulk.begin(action, letters, reason)
@@ -211,5 +216,7 @@ def _close(
         deed: Deed = lambda rows, ticket: how(rows, reason, within=ticket)  # noqa: E731
         desk.bulk.ask(number, deed)
         operation = desk.bulk.get(number)
-        report(desk.bulk, operation, as_json)
+        report(desk.bulk, operation, as_json, nothing)
+        if behind and operation.applied and not as_json:
+            click.echo(consequence)
     return exit_code(operation)

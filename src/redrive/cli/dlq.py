@@ -10,7 +10,7 @@ from redrive.cli.lazy import Commands
 from redrive.cli.letter import describe, letter_json, show_letter, summary
 from redrive.cli.program import opened, reads
 from redrive.cli.render import ago, emit_json, fit, moment, plain, plural, say, table
-from redrive.cli.select import chooses
+from redrive.cli.select import chooses, nothing_like
 
 if TYPE_CHECKING:
     from redrive.replay.causes import Cause
@@ -78,15 +78,17 @@ def list_letters(
     """Dead letters at the head of their lane, oldest first."""
     from redrive.replay.select import select_parked, select_with_waiting
 
+    selection.check_names()
     with opened(store, program) as app:
         chosen = select_parked if parked else select_with_waiting
         heads = chosen(app.runtime.store, selection, after=after, limit=limit)
+        nothing = "" if heads else nothing_like(app, selection, "--reason")
     if as_json:
         emit_json([letter_json(letter, waiting) for letter, waiting in heads])
         return 0
     if not heads:
-        what = "nothing waits behind dead letters" if parked else "no dead letters"
-        click.echo(what if not after else f"no more: {what}")
+        what = "nothing waits behind dead letters" if parked else nothing
+        say(what if not after else f"no more: {what}")
         return 0
     rows = [
         (letter.id, letter.subscription, letter.type, letter.key or "", summary(letter), letter.attempts, waiting)

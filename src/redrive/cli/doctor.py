@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,10 +12,13 @@ import click
 from redrive.cli.program import opened, reads
 from redrive.cli.render import emit_json, line_width, plural, wrapped
 from redrive.errors import StoreError, UsageError
-from redrive.settings import Settings
+from redrive.settings import Settings, store_named
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from redrive.replay.doctor import Finding
+    from redrive.replay.machine import Found
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 INDENT = 10
@@ -47,7 +51,7 @@ def _examine(store: str | None, program: str | None) -> list[Finding]:
             settings = runtime.settings
         except UsageError as error:
             found.append(Finding("settings", PROBLEM, str(error), "correct it: no worker starts with it"))
-            settings = Settings(store=os.environ.get("REDRIVE_STORE") or None)
+            settings = Settings(store=store_named(Path.cwd(), os.environ))
             runtime.use(settings)
         try:
             runtime.check_exists()
@@ -55,11 +59,20 @@ def _examine(store: str | None, program: str | None) -> list[Finding]:
             seen = list(examine(runtime.store, runtime.env, settings, app.subscriptions if program else None))
             return found + [one for one in seen if not (found and one.check == "settings")]
         except StoreError as error:
-            return [*found, Finding("store", PROBLEM, str(error), "nothing else can be looked at until it opens")]
+            found.append(Finding("store", PROBLEM, str(error), "nothing in it can be looked at until it opens"))
+            return found + [Finding(*one) for one in _beneath(runtime.address, settings)]
         except UsageError as error:
             if not found:
                 raise
             return [*found, Finding("store", PROBLEM, str(error), "say which with --store")]
+
+
+def _beneath(address: str, settings: Settings) -> Iterator[Found]:
+    """The disk under a store that does not open may be why."""
+    from redrive.replay.machine import examine_machine
+    from redrive.store.address import is_postgres
+
+    return iter(()) if is_postgres(address) else examine_machine(address, settings.checkpoint_pages)
 
 
 def _show(found: list[Finding]) -> None:

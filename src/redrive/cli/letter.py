@@ -35,7 +35,7 @@ def describe(app: App, letter: LetterRow, payload: bool) -> dict[str, Any]:
     from redrive.cli.payload import redacted
 
     letters = app.operate().letters
-    event = letters.event(letter.id)
+    event, edits = letters.event(letter.id), letters.edits(letter)
     found = letter_json(letter, letters.waiting(letter)) | {
         "source": letter.source, "position": letter.position, "lane": letter.lane, "edits": letter.edits,
         "parked_at": moment(letter.parked_at), "due_at": moment(letter.due_at) if letter.state == "retrying" else None,
@@ -43,25 +43,43 @@ def describe(app: App, letter: LetterRow, payload: bool) -> dict[str, Any]:
         "followers": [one.id for one in letters.behind(letter, FOLLOWERS_SHOWN)],
         "event_time": None if event is None else event.time.isoformat().replace("+00:00", "Z"),
         "history": [{**one._asdict(), "at": moment(one.at)} for one in letters.history(letter.id)],
-        "revisions": [{"rev": one.rev, "bytes": len(one.data)} for one in letters.edits(letter)],
-        "audit": [{**one._asdict(), "at": moment(one.at)} for one in letters.audit(letter)],
+        "revisions": [{"rev": one.rev, "bytes": len(one.data)} for one in edits],
+        "audit": [{**one._asdict(), "at": moment(one.at), "details": _details(one.details)}
+                  for one in letters.audit(letter)],
     }  # fmt: skip
     if payload:
         rules = app.runtime.settings.redact
-        found |= {"data": redacted(_data(event), rules), "headers": redacted(_headers(event), rules)}
+        found |= {
+            "data": redacted(_data(None if event is None else event.raw), rules),
+            "headers": redacted(_headers(event), rules),
+        }
+        for shown, edit in zip(found["revisions"], edits, strict=True):
+            shown["data"] = redacted(_data(edit.data), rules)
+        if edits:
+            found["original"] = redacted(_data(letters.original(letter)), rules)
     return found
 
 
-def _data(event: Any) -> Any:
+def _data(raw: bytes | None) -> Any:
     """The data as JSON; bytes that are none are shown as they are."""
     from redrive.cli.payload import read
 
-    if event is None:
+    if raw is None:
         return None
     try:
-        return read(event.raw)
+        return read(raw)
     except ValueError:
-        return event.raw.decode("utf-8", "backslashreplace")
+        return raw.decode("utf-8", "backslashreplace")
+
+
+def _details(text: str) -> Any:
+    """What the audit knows besides; a row that somebody spoilt is shown as it is."""
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _headers(event: Any) -> Any:
@@ -91,8 +109,13 @@ def show_letter(found: dict[str, Any]) -> None:
         click.echo("")
         say(f"attempt {one['attempt']}  {when}  {one['outcome']}  by {one['worker']}")
         block(one["traceback"])
+    if "original" in found:
+        click.echo("\noriginal")
+        block(json.dumps(found["original"], indent=2, ensure_ascii=False))
     for one in found["revisions"]:
         click.echo(f"\nedit {one['rev']}: {one['bytes']} bytes")
+        if "data" in one:
+            block(json.dumps(one["data"], indent=2, ensure_ascii=False))
     for one in found["audit"]:
         click.echo("")
         say(f"{clock_time_of(one['at'])}  {one['who']}  {one['action']}  {one['reason']}")

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
@@ -22,19 +23,34 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-class OutFile(click.File):
-    """A file to write to, `-` for stdout; one that is a database is refused, before it is emptied."""
+@contextmanager
+def complete_file(out: str | None) -> Iterator[BinaryIO]:
+    """A file that takes its name when it is complete, whatever had it before; without a name, stdout."""
+    check_target(out)
+    if out is None:
+        if sys.stdout is None:
+            raise click.UsageError("there is no stdout to write to: add --out FILE")
+        sys.stdout.flush()
+        stream = sys.stdout.buffer
+        yield stream
+        stream.flush()
+        return
+    part = Path(f"{out}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, out)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
-    def __init__(self) -> None:
-        super().__init__("w", encoding="utf-8", lazy=False)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Look first, then open."""
-        name = os.fspath(value) if isinstance(value, str | os.PathLike) else "-"
-        of_a_store = name.endswith(("-wal", "-shm")) and is_database(name[:-4])
-        if name != "-" and (of_a_store or is_database(name)):
-            self.fail(f"{name!r} is a database and would be overwritten; name another file", param, ctx)
-        return super().convert(value, param, ctx)
+def check_target(out: str | None) -> None:
+    """Nothing is ever exported over a store or what belongs to one."""
+    if out is not None and (is_database(out) or (out.endswith(("-wal", "-shm")) and is_database(out[:-4]))):
+        raise click.UsageError(f"{out!r} is a database and would be replaced; name another file")
 
 
 def is_database(name: str) -> bool:
@@ -56,7 +72,7 @@ def load(program: str) -> App:
     from redrive.app import App
 
     module_name, _, attribute = program.partition(":")
-    if not module_name or program.endswith(".py"):
+    if not module_name or program.endswith(".py") or module_name.endswith(".py") or os.sep in module_name:
         raise click.UsageError(f"{program!r} is not MODULE:APP; for app = App(…) in shop.py write shop:app")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -69,7 +85,7 @@ def load(program: str) -> App:
             f"there is no module {error.name!r} in {os.getcwd()} or on the path; "
             "write MODULE:APP as in `import MODULE`, from the directory where that works"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself would end this command with its own code
         raise click.ClickException(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
     apps = [name for name, value in vars(module).items() if isinstance(value, App)]
     found: Any = module

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.render import block, emit_json, moment
+from redrive.cli.render import block, emit_json, moment, say
 
 if TYPE_CHECKING:
     from redrive.replay.bulk import BulkDesk, Operation
@@ -16,14 +16,14 @@ SHOWN = 10  # letters that were skipped or failed; --json has the first thousand
 PARTS = ("applied", "failed", "skipped", "waiting", "unasked")
 
 
-def report(bulk: BulkDesk, operation: Operation, as_json: bool) -> None:
+def report(bulk: BulkDesk, operation: Operation, as_json: bool, nothing: str = "no dead letters") -> None:
     """Print it."""
     bad = [one for result in ("failed", "skipped") for one in bulk.results(operation.id, result)]
     if as_json:
         emit_json(operation_json(operation) | {"letters": [asdict(one) for one in bad]})
         return
     if not operation.selected:
-        click.echo("no dead letters")
+        say(nothing)
         return
     click.echo(f"operation {operation.id}: {one_line(operation)}")
     for one in bad[:SHOWN]:

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from redrive.app import App
+    from redrive.replay.select import Selection
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,6 +79,24 @@ def chooses(command: F) -> F:
 def selects(command: F) -> F:
     """The same for commands that do something and say why."""
     return _with_ids(filters(command, ("--because",)))
+
+
+def nothing_like(app: App, selection: Selection, because: str) -> str:
+    """What to say where nothing was found: a type or a reason that no letter ever had may be mistyped."""
+    import difflib
+
+    from redrive.policy.action import REASONS
+
+    stats = app.operate().letters.stats()
+    for option, given, known in (
+        ("--type", selection.type, stats.by("type")),
+        (because, selection.reason, REASONS),
+    ):
+        if given is not None and given not in known:
+            near = difflib.get_close_matches(given, known, n=1)
+            if near:
+                return f"no dead letters; did you mean {option} {near[0]}?"
+    return "no dead letters"
 
 
 def _with_ids(command: F) -> F:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from redrive.cli.logs import create_option, stdin
-from redrive.cli.program import app_option, confirm, is_database, json_option, opened, store_option, yes_option
+from redrive.cli.program import (
+    app_option,
+    check_target,
+    complete_file,
+    confirm,
+    json_option,
+    opened,
+    store_option,
+    yes_option,
+)  # fmt: skip
 from redrive.cli.render import emit_json, plain, plural, say
 
 if TYPE_CHECKING:
@@ -47,8 +56,7 @@ def export_log(
     from redrive.replay.transfer import export
 
     wanted = Wanted(log, key, kind, moment_of(since), moment_of(until))
-    if out is not None and is_database(out):
-        raise click.UsageError(f"{out!r} is a database and would be replaced; name another file")
+    check_target(out)
     if out is not None and os.path.exists(out):
         confirm(f"Replace {plain(out)} ({os.path.getsize(out):,} bytes)?", yes)
     with opened(store, program) as app:
@@ -57,7 +65,7 @@ def export_log(
         first = next(lines, None)  # an unknown log is an error before a file is made
         count, last = 0, after
         with (
-            _target(out) as target,
+            complete_file(out) as target,
             progress_bar("export", last_position(app.runtime.store) - after, out is None) as show,
         ):
             shown = _escaped if out is None and sys.stdout is not None and sys.stdout.isatty() else bytes
@@ -125,29 +133,6 @@ def _report(result: Imported, log: str, skip_bad: bool, as_json: bool) -> None:
     say(", ".join(parts))
     if result.stopped:
         click.echo("stopped there: mend the file and import it again, or add --skip-bad")
-
-
-@contextlib.contextmanager
-def _target(out: str | None) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is complete, or stdout."""
-    if out is None:
-        if sys.stdout is None:
-            raise click.UsageError("there is no stdout to write to: add --out FILE")
-        sys.stdout.flush()
-        stream = sys.stdout.buffer
-        yield stream
-        stream.flush()
-        return
-    part = Path(f"{out}.part")
-    try:
-        with part.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part, out)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

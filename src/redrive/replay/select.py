@@ -13,7 +13,7 @@ from typing import Any
 from redrive.errors import UsageError
 from redrive.event import NAME_CHARS_MAX
 from redrive.policy.action import BEHIND_HEAD
-from redrive.policy.letters import State
+from redrive.policy.letters import OPEN, State
 from redrive.replay.deed import find
 from redrive.replay.shelf import is_head
 from redrive.store.port import LetterRow, Store, StoreTx
@@ -48,9 +48,13 @@ class Selection:
 
     def check(self) -> None:
         """Numbers name letters completely, and everything is everything."""
-        given = [name for name, value in self._filters().items() if value is not None]
         if self.is_empty:
-            raise UsageError("say which letters: IDs, -s, --type, --key, --reason, --error, --fingerprint, … or --all")
+            raise UsageError("say which letters: IDs, -s, --type, --key, --because, --error, --fingerprint, … or --all")
+        self.check_names()
+
+    def check_names(self) -> None:
+        """What is looked at may be everything without a word, but not two things at once."""
+        given = [name for name, value in self._filters().items() if value is not None]
         if self.ids and (given or self.everything):
             raise UsageError("letters are named by their IDs or by what they have in common, not by both")
         if self.everything and [name for name in given if name != "subscription"]:
@@ -116,6 +120,23 @@ def with_followers(store: Store, letters: Sequence[LetterRow]) -> list[LetterRow
                     break
                 above = page[-1].position
     return sorted(found.values(), key=lambda letter: letter.id)
+
+
+def released(store: Store, letters: Sequence[LetterRow]) -> int:
+    """How many events can run when these letters are closed: those of lanes whose head is among them."""
+    chosen = {letter.id for letter in letters}
+    mates: dict[tuple[int, str], list[LetterRow]] = {}
+    for letter in letters:
+        if letter.lane is not None and letter.state in OPEN:
+            mates.setdefault((letter.subscription_id, letter.lane), []).append(letter)
+    total = 0
+    with store.reading() as tx:
+        for (subscription, lane), group in mates.items():
+            head = tx.letters.head(subscription, lane)
+            if head is not None and head.letter in chosen:
+                first = min(group, key=lambda letter: letter.position)
+                total += tx.letters.waiting(first) - (len(group) - 1)
+    return total
 
 
 def _named(tx: StoreTx, text: str) -> LetterRow:

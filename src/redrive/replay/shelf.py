@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from redrive.errors import UsageError
 from redrive.event import Event, from_row
-from redrive.policy.letters import State
+from redrive.policy.letters import OPEN, State
 from redrive.replay.deed import find
 from redrive.store.port import LetterRow, Store, StoreTx
 from redrive.types import EventTypes
@@ -129,6 +129,12 @@ class LetterShelf:
             row = tx.letters.event(letter)
         return None if row is None else from_row(row, self._types)
 
+    def original(self, letter: LetterRow) -> bytes | None:
+        """The event's data as the log has it, whatever was edited; None if the log no longer has it."""
+        with self._store.reading() as tx:
+            row = tx.sql.one("event_by_position", (letter.position, tx.logs.id_of(letter.source)))
+        return None if row is None else bytes(row[-1])
+
     def edits(self, letter: LetterRow) -> Revisions:
         """Every edit of the letter's data, oldest first."""
         where = {"subscription": letter.subscription_id, "position": letter.position}
@@ -142,8 +148,8 @@ class LetterShelf:
             return [Deed(*row) for row in tx.sql.all("audit_of_target", where)]
 
     def behind(self, letter: LetterRow, limit: int = 50) -> Letters:
-        """The open letters that wait behind this one, in order."""
-        if letter.lane is None:
+        """The open letters that wait behind this one, in order; behind one that is settled nobody waits."""
+        if letter.lane is None or letter.state not in OPEN:
             return []
         where = {"subscription": letter.subscription_id, "lane": letter.lane, "above": letter.position, "limit": limit}
         with self._store.reading() as tx:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.lanes import Head
+from redrive.policy.letters import OPEN
 from redrive.policy.outcome import NO_FAILURE, Failure
 from redrive.store.port import LetterRow
 from redrive.store.sieve import Sieve
@@ -139,8 +140,8 @@ class Letters:
         return [LetterRow(*row) for row in self._sql.all(name, values)]
 
     def waiting(self, letter: LetterRow) -> int:
-        """How many open letters wait behind this one."""
-        if letter.lane is None:
+        """How many open letters wait behind this one; behind one that is settled nobody waits."""
+        if letter.lane is None or letter.state not in OPEN:
             return 0
         where = {"subscription": letter.subscription_id, "lane": letter.lane, "position": letter.position}
         return int(self._sql.value("letters_waiting", where))

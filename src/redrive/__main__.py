@@ -1,0 +1,7 @@
+"""`python -m redrive`: the same as `redrive`."""
+
+from __future__ import annotations
+
+from redrive.cli import main
+
+main()
