@@ -2,78 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from streamshop import say
 
-from redrive import App, Event, Tx, UsageError
+from redrive import App, UsageError
 from redrive.redis import Stream
 from redrive.redis.ids import id_of
 from redrive.runner import land
-from redrive.testing import Harness
 from redrive.testing.failpoints import FailpointHit, failpoint
 
 ORDERED = {"partitions": 1}
 GROUP: dict[str, Any] = {}
 WAYS = pytest.mark.parametrize("way", [ORDERED, GROUP], ids=["in order", "through a group"])
-
-
-def say(server: Any, n: int, stream: str = "orders", **more: Any) -> list[str]:
-    """So many entries; their ids."""
-    return [
-        server.xadd(stream, {"type": "order.placed", "key": f"k{i % 3}", "data": f'{{"n": {i}}}', **more}).decode()
-        for i in range(n)
-    ]
-
-
-class Shop:
-    """An app on one stream that writes down what it was given."""
-
-    def __init__(self, url: str, store: str | None, **how: Any) -> None:
-        self.app = App("/nonexistent/x.db", name="shop")
-        self.stream = Stream(url, "orders", **how)
-        order = "key" if self.stream.ordered else "none"
-
-        @self.app.projection(
-            self.stream, "order.placed", "orders", order=order, tables={"given": "id TEXT, key TEXT, said TEXT"}
-        )
-        def write_down(event: Event[Any], tx: Tx) -> None:
-            tx.execute(
-                "INSERT INTO given VALUES (:id, :key, :said)",
-                {"id": event.id, "key": event.key, "said": str(event.data)},
-            )
-
-        self.harness = Harness(self.app, store)
-
-    @property
-    def given(self) -> list[Any]:
-        with self.app.reader() as tx:
-            return [tuple(row) for row in tx.execute("SELECT id, key, said FROM given").fetchall()]
-
-    @property
-    def halted(self) -> str:
-        rows = self.app.operate().status()
-        return next(row.halted for row in rows if row.subscription == self.stream.log) or ""
-
-    @property
-    def reasons(self) -> list[str]:
-        return [letter.reason for letter in self.app.operate().letters.list()]
-
-
-@pytest.fixture
-def shops(valkey_url: str, server: Any, backend: str | None) -> Iterator[Any]:
-    """Make shops on one store; at the end the books must balance."""
-    made: list[Shop] = []
-
-    def make(**how: Any) -> Shop:
-        made.append(Shop(valkey_url, backend, **how))
-        return made[-1]
-
-    yield make
-    for shop in made:
-        assert [verdict for verdict in shop.app.operate().verify() if not verdict.sound] == []
-        shop.harness.close()
 
 
 @WAYS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from redrive.event import NewEvent
 from redrive.failpoints import hit
@@ -30,7 +30,14 @@ WAIT_MIN, WAIT_MAX = 0.01, 0.2
 WARY_BATCHES = 100  # where one message came again, others will
 
 T = TypeVar("T")
-Read = tuple[Sequence[Message], Positions]
+
+
+class Read(NamedTuple):
+    """What was read, and what says whether it has landed, if that is under way already."""
+
+    messages: Sequence[Message]
+    starts: Positions
+    landed: asyncio.Future[bool] | None
 
 
 class Repeated(Exception):
@@ -183,7 +190,7 @@ class LandingLoop(Loop):
         await self.renew_if_due()
         await self.wake.wait(0.0)
         reading, self._ahead = self._ahead or self._read(reader), None
-        messages, starts = await reading
+        messages, starts, landing = await reading
         if not (messages or starts):
             await self._had_nothing()
             return
@@ -193,7 +200,7 @@ class LandingLoop(Loop):
         if len(messages) >= READ_MAX:  # a few may be all there is, or say that something is lost: let them land first
             self._ahead = self._read(reader)
             self._ahead.add_done_callback(_heard)
-        has_landed = await self.bridge.run(lambda: self.landing.land(messages, starts))
+        has_landed = await (landing or self.bridge.run(lambda: self.landing.land(messages, starts)))
         if has_landed and self.source.acknowledges:
             await self._ask(lambda: reader.settled(messages))
 
@@ -208,9 +215,20 @@ class LandingLoop(Loop):
             await self.bridge.run(self.landing.look)
 
     def _read(self, reader: Reader) -> asyncio.Future[Read]:
-        """Begin to read."""
+        """Begin to read. What was waited for lands at once: to wake us first would take as long as writing it."""
         positions, wait = dict(self._cursor), self._wait
-        return self._ask(lambda: (reader.read(positions, READ_MAX, wait), reader.starts))
+        landing: asyncio.Future[bool] | None = None
+        if wait > 0:
+            landing = asyncio.get_running_loop().create_future()
+            landing.add_done_callback(_heard)
+
+        def read() -> Read:
+            messages, starts = reader.read(positions, READ_MAX, wait), reader.starts
+            if landing is not None and (messages or starts):
+                self.bridge.start(lambda: self.landing.land(messages, starts), landing)
+            return Read(messages, starts, landing)
+
+        return self._ask(read)
 
     def _ask(self, question: Callable[[], T]) -> asyncio.Future[T]:
         """Something that blocks until the broker answers; one after the other."""
@@ -223,7 +241,7 @@ async def _answer(question: Callable[[], T]) -> T:
     return question()
 
 
-def _heard(reading: asyncio.Future[Read]) -> None:
+def _heard(future: asyncio.Future[Any]) -> None:
     """Nobody may come for it; then what it raised is of no interest."""
-    if not reading.cancelled():
-        reading.exception()
+    if not future.cancelled():
+        future.exception()

@@ -40,7 +40,6 @@ class PostgresTx:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._pipe = connection.pipe = Pipe(connection)
-        self._is_kept = False  # what this transaction did is committed
         self.sql: Sql = PostgresSql(connection)
         self.logs = Logs(self.sql, NoSpans(self.sql))
         self.progress = Progress(self.sql)
@@ -195,13 +194,11 @@ class PostgresTx:
             raise CommitRefused(url, error) from error
         if said != "COMMIT":
             raise StoreError(f"{url}: COMMIT was answered by {said}; nothing was written")
-        self._is_kept = True
+        self.logs.keep()
 
     def rollback(self) -> None:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
-        if not self._is_kept:
-            self.logs.forget()
-        self._is_kept = False
+        self.logs.forget()
         self.connection.trouble, self.connection.unsaid = None, ""
         self._pipe.forget()
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
