@@ -11,6 +11,7 @@ from streamshop import say
 from redrive import App, UsageError
 from redrive.redis import Stream
 from redrive.redis.ids import id_of
+from redrive.replay.prune import What
 from redrive.runner import land
 from redrive.testing.failpoints import FailpointHit, failpoint
 
@@ -326,3 +327,22 @@ def test_who_stops_does_not_wait_for_the_server(valkey_url: str, server: Any, wa
         reader.hurry()
         assert list(waiting.result()) == []
     reader.close()
+
+
+@WAYS
+def test_an_id_counts_once_as_long_as_its_event_is_kept(shops: Any, server: Any, way: dict[str, Any]) -> None:
+    shop = shops(**way)
+
+    def repeat(at: int) -> list[str]:
+        server.xadd("orders", {"id": "order-1", "data": "1"}, id=f"{at}-1")  # long ago, by the clock of the test
+        server.xadd("orders", {"data": "2"}, id=f"{at}-2")
+        shop.harness.run_until_idle()
+        return [id for id, _, _ in shop.given if id == "order-1"]
+
+    assert repeat(1) == repeat(2) == ["order-1"]
+    shop.harness.advance("40d")
+    assert repeat(3) == ["order-1"]  # the window is not a time: it is how long the event is kept
+    desk, what = shop.app.operate(), What(30 * 86_400.0, logs=("redis:orders",), no_rebuild=("write_down",))
+    desk.prune(what, desk.plan_prune(what), "old")
+    assert repeat(4) == ["order-1", "order-1"]
+    assert shop.reasons == []
