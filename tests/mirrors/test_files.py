@@ -238,6 +238,15 @@ def test_what_is_not_mirrored_yet_is_not_pruned(shops: Any, tmp_path: Path) -> N
         return prune(operations.operator, what, plan_prune(store, later, what)).applied
 
     assert (shop.lag("dead-files"), pruned()) == (2, 0)
+    assert plan_prune(store, later, what).unmirrored == 1
+    assert plan_prune(store, later, What(0.0, no_mirror=("dead-files",))).applied == 1
+    with pytest.raises(UsageError, match="no such mirror"):
+        plan_prune(store, later, What(0.0, no_mirror=("charge",)))
+    shop.order(5)
+    shop.order(6)
+    shop.run()
+    of_log = What(0.0, logs=("orders",))
+    assert "dead-files has not mirrored" in plan_prune(store, later, of_log).events[0].held_by
     operations.subscriptions.resume("dead-files", "it is back")
     shop.run()
     assert told(tmp_path)[-1] == (1, "applied")

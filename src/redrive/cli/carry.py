@@ -82,7 +82,11 @@ def import_letters(source: str, reason: str, yes: bool, store: str | None, progr
     need_reason("import", reason)
     if is_mirror(source):
         return _bring_back(source, reason, yes, store, program, as_json)
-    lines = list(_lines(click.open_file(source, "r", encoding="utf-8")))
+    try:
+        with click.open_file(source, "r", encoding="utf-8") as file:
+            lines = list(_lines(file))
+    except OSError as error:
+        raise click.UsageError(f"cannot read {source!r}: {error.strerror or error}") from None
     return _edit_back(lines, reason, yes, store, program, as_json)
 
 

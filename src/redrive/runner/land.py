@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from redrive.event import NewEvent
 from redrive.failpoints import hit
@@ -33,7 +33,14 @@ WARY_BATCHES = 100  # where one message came again, others will
 
 T = TypeVar("T")
 log = logging.getLogger("redrive")
-Read = tuple[Sequence[Message], Positions]
+
+
+class Read(NamedTuple):
+    """What was read, and what says whether it has landed, if that is under way already."""
+
+    messages: Sequence[Message]
+    starts: Positions
+    landed: asyncio.Future[bool] | None
 
 
 class Repeated(Exception):
@@ -199,19 +206,18 @@ class LandingLoop(Loop):
             await self.rest(wait.idle, min(wait.seconds, self.pause_length()))
             return
         reading, self._ahead = self._ahead or self._read(reader), None
-        messages, starts = await reading
+        messages, starts, landing = await reading
         if not (messages or starts):
             await self._had_nothing()
             return
         self.idle = False
         self._wait = WAIT_MIN if self._thread is not None and len(messages) < READ_MAX else 0.0
         self._cursor |= {**starts, **{message.partition: message.position for message in messages}}
-        if (
-            len(messages) >= READ_MAX == self._read_max
-        ):  # a few may be all there is, or say that something is lost: let them land first
+        # A few may be all there is, or say that something is lost: let them land first.
+        if len(messages) >= READ_MAX == self._read_max:
             self._ahead = self._read(reader)
             self._ahead.add_done_callback(_heard)
-        has_landed = await self.bridge.run(lambda: self.landing.land(messages, starts))
+        has_landed = await (landing or self.bridge.run(lambda: self.landing.land(messages, starts)))
         if has_landed and self.source.acknowledges:
             await self._ask(lambda: reader.settled(messages))
 
@@ -226,9 +232,20 @@ class LandingLoop(Loop):
             await self.bridge.run(self.landing.look)
 
     def _read(self, reader: Reader) -> asyncio.Future[Read]:
-        """Begin to read."""
+        """Begin to read. What was waited for lands at once: to wake us first would take as long as writing it."""
         positions, wait = dict(self._cursor), self._wait
-        return self._ask(lambda: (reader.read(positions, self._read_max, wait), reader.starts))
+        landing: asyncio.Future[bool] | None = None
+        if wait > 0:
+            landing = asyncio.get_running_loop().create_future()
+            landing.add_done_callback(_heard)
+
+        def read() -> Read:
+            messages, starts = reader.read(positions, self._read_max, wait), reader.starts
+            if landing is not None and (messages or starts):
+                self.bridge.start(lambda: self.landing.land(messages, starts), landing)
+            return Read(messages, starts, landing)
+
+        return self._ask(read)
 
     def _ask(self, question: Callable[[], T]) -> asyncio.Future[T]:
         """Something that blocks until the broker answers; one after the other."""
@@ -241,7 +258,7 @@ async def _answer(question: Callable[[], T]) -> T:
     return question()
 
 
-def _heard(reading: asyncio.Future[Read]) -> None:
+def _heard(future: asyncio.Future[Any]) -> None:
     """Nobody may come for it; then what it raised is of no interest."""
-    if not reading.cancelled():
-        reading.exception()
+    if not future.cancelled():
+        future.exception()

@@ -1219,7 +1219,12 @@ WHERE j.seq > :after ORDER BY j.seq LIMIT :limit
 -- How many entries come after one, up to a limit, and when the first of them was written.
 SELECT count(*), min(at) FROM (SELECT at FROM redrive_journal WHERE seq > :after ORDER BY seq LIMIT :limit) AS later
 
--- name: mirrored_upto
--- Up to here everybody who mirrors letters has what happened to them; NULL where nobody does.
-SELECT min(coalesce(CAST(l.position AS BIGINT), 0)) FROM redrive_subscriptions s
-LEFT JOIN redrive_landed l ON l.subscription = s.id WHERE s.kind = 'mirror'
+-- name: mirrored
+-- How far each mirror is; NULL: it has not begun.
+SELECT s.name, l.position FROM redrive_subscriptions s LEFT JOIN redrive_landed l ON l.subscription = s.id
+WHERE s.kind = 'mirror' ORDER BY s.name
+
+-- name: journal_lowest
+-- The first position in a log to whose letter something happened above an entry.
+SELECT min(j.position) FROM redrive_journal j JOIN redrive_subscriptions s ON s.id = j.subscription
+WHERE j.seq > :after AND s.source = :source
