@@ -19,7 +19,7 @@ from msgspec import UNSET
 from msgspec.structs import force_setattr
 
 from redrive.codec import NOT_JSON
-from redrive.errors import EventError, Undecodable
+from redrive.errors import EventError, Undecodable, UsageError
 
 if TYPE_CHECKING:
     from redrive.types import EventTypes
@@ -233,9 +233,21 @@ def check_key(key: str) -> str:
 
 def check_type(name: str) -> str:
     """The event type, if it can be filtered, listed and counted by name."""
-    _check_name(name, "event type")
+    return _check_word(name, "event type", "order.placed")
+
+
+def check_subscription(name: str) -> str:
+    """The name of a subscription, likewise."""
+    try:
+        return _check_word(name, "subscription's name", "charge_card")
+    except EventError as error:
+        raise UsageError(str(error)) from None
+
+
+def _check_word(name: str, what: str, like: str) -> str:
+    _check_name(name, what)
     if " " in name or (not name.isprintable() and any(map(str.isspace, name))):
-        raise EventError(f"the event type {name!r} contains white space: write it like order.placed")
+        raise EventError(f"the {what} {name!r} contains white space: write it like {like}")
     return name
 
 

@@ -61,10 +61,23 @@ def test_an_unknown_subscription_suggests_the_nearest(built: Any, command: str) 
     assert "did you mean 'revenue'?" in answer.err
 
 
+def test_a_projection_that_was_renamed_is_told_how_to_say_so(built: Any) -> None:
+    program = built.folder / "shop.py"
+    program.write_text(program.read_text().replace("def revenue(", "def takings("))
+    before = built.query("SELECT * FROM revenue ORDER BY key")
+    answer = built.redrive("run", "shop:app", "--until-idle")
+    assert (answer.code, "redrive rename revenue takings" in answer.err) == (2, True)
+    assert built.redrive("rename", "revenue", "takings", "--store", "shop.db").code == 0
+    assert built.redrive("run", "shop:app", "--until-idle").code == 0
+    assert built.query("SELECT * FROM revenue ORDER BY key") == before
+
+
 def test_a_function_is_renamed(built: Any) -> None:
     answer = built.redrive("rename", "charge", "charge_card", "--store", "shop.db")
     assert (answer.code, answer.out) == (0, "charge is called charge_card now\n")
     assert built.redrive("rename", "charge", "x", "--store", "shop.db").code == 2
+    answer = built.redrive("rename", "charge_card", "", "--store", "shop.db")
+    assert (answer.code, "the subscription's name has 0 characters" in answer.err) == (2, True)
     text = (built.folder / "shop.py").read_text().replace("def charge(", "def charge_card(")
     (built.folder / "shop.py").write_text(text.replace('start="first", ', ""))
     assert built.redrive("run", "shop:app", "--until-idle").code == 0

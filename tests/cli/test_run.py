@@ -53,6 +53,8 @@ def test_a_run_that_ends_halted_says_so(shop: Any) -> None:
         ("shop:application", "it has: shop:app"),
         ("shop:orders", "it has: shop:app"),
         ("shop.py", "write shop:app"),
+        ("shop.py:app", "write shop:app"),
+        ("./shop:app", "write shop:app"),
         (":app", "MODULE:APP"),
         ("empty:app", "no App at all"),
         ("pack.missing:app", "no module 'pack"),
@@ -66,7 +68,7 @@ def test_a_program_that_is_not_there_names_the_fix(shop: Any, program: str, hint
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.parametrize("text", ["import nonexistent_thing", "1 / 0", "def broken(:"])
+@pytest.mark.parametrize("text", ["import nonexistent_thing", "1 / 0", "def broken(:", "raise SystemExit(7)"])
 def test_a_program_that_cannot_be_imported_is_a_failure_with_its_reason(shop: Any, text: str) -> None:
     (shop.folder / "broken.py").write_text(text)
     answer = shop.redrive("run", "broken:app")

@@ -72,7 +72,7 @@ def load(program: str) -> App:
     from redrive.app import App
 
     module_name, _, attribute = program.partition(":")
-    if not module_name or program.endswith(".py"):
+    if not module_name or program.endswith(".py") or module_name.endswith(".py") or os.sep in module_name:
         raise click.UsageError(f"{program!r} is not MODULE:APP; for app = App(…) in shop.py write shop:app")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -85,7 +85,7 @@ def load(program: str) -> App:
             f"there is no module {error.name!r} in {os.getcwd()} or on the path; "
             "write MODULE:APP as in `import MODULE`, from the directory where that works"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself would end this command with its own code
         raise click.ClickException(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
     apps = [name for name, value in vars(module).items() if isinstance(value, App)]
     found: Any = module

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from redrive.errors import EventError, UsageError
-from redrive.event import check_type, from_row
+from redrive.event import check_subscription, from_row
 from redrive.replay import seek
 from redrive.replay.deed import Nothing, Operator, find, need_function, need_reason
 from redrive.replay.letters import KeyOf
@@ -42,7 +42,7 @@ class SubscriptionDesk:
 
     def rename(self, old: str, new: str, reason: str = "") -> None:
         """Give a subscription the name that its function has now; progress, letters and idempotency keys stay."""
-        check_type(new)
+        check_subscription(new)
         with self._acting(old) as (tx, row):
             if tx.progress.find(new) is not None:
                 raise UsageError(f"there is a subscription {new!r} already; it has its own progress")

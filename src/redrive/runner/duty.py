@@ -249,15 +249,6 @@ class Duty:
             self.remember_state(key, found)
         return found
 
-    def keyed(self, tx: StoreTx) -> Keyed | Keeper:
-        """Where keyed state is saved."""
-        return tx.keyed if self.keeper is None else self.keeper
-
-    def close(self) -> None:
-        """The lease is over."""
-        if self.keeper is not None:
-            self.keeper.close()
-
     def is_scheduled(self, log: str, id: str) -> bool:
         """Does this event wait for its time? Settling looks again."""
         with self.engine.store.reading() as tx:
@@ -312,6 +303,11 @@ def edited(duty: Duty, event: Event[Any]) -> Event[Any]:
     if duty.edits and event.position in duty.edits:
         return event.with_data(duty.edits[event.position][1])
     return event
+
+
+def keyed(duty: Duty, tx: StoreTx) -> Keyed | Keeper:
+    """Where keyed state is saved."""
+    return tx.keyed if duty.keeper is None else duty.keeper
 
 
 def fence(duty: Duty, tx: StoreTx) -> None:

@@ -212,7 +212,10 @@ def check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> No
             raise UsageError(f"{row.name}: {table!r} cannot be a table of yours; use letters, digits and _")
         owner = tx.sql.value("table_owner", {"name": table})
         if owner not in (None, row.name):
-            raise UsageError(f"table {table!r} belongs to {owner!r} already; two projections cannot own one table")
+            raise UsageError(
+                f"table {table!r} belongs to {owner!r} already; two projections cannot own one table. If "
+                f"{row.name!r} was called {owner!r} before: redrive rename {owner} {row.name}"
+            )
         if is_not_copied(stored.get(table)):
             raise UsageError(
                 f"{row.name!r}: the rows of table {table!r} were not copied with the store; "

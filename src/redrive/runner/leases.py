@@ -58,7 +58,7 @@ def take(
             if taken is None:
                 raise Fenced(f"{subscription.name}: somebody else took the lease")
             duty = Duty(engine, subscription, row, taken[0], partition)
-            unless_committed.callback(duty.close)
+            unless_committed.callback(leave, duty)
             duty.load(tx, former)
             hit("lease.before_commit")
         unless_committed.pop_all()
@@ -105,6 +105,12 @@ def release(duty: Duty) -> None:
         released = tx.sql.run("lease_release", {"member": duty.member, "epoch": duty.epoch})
     if released:
         duty.engine.signals.tell([sig.LeaseReleased(duty.subscription.name, duty.epoch)])
+
+
+def leave(duty: Duty) -> None:
+    """We own it no more: let go of what only its owner may hold."""
+    if duty.keeper is not None:
+        duty.keeper.close()
 
 
 def excuse(duty: Duty) -> None:

@@ -22,7 +22,7 @@ from redrive.policy.lanes import Head
 from redrive.policy.outcome import NO_FAILURE, Failure, Outcome
 from redrive.policy.progress import NO_FLOOR, Plan
 from redrive.policy.rules import Candidate
-from redrive.runner.duty import Duty, Work
+from redrive.runner.duty import Duty, Work, keyed
 from redrive.store.letters import Attempted, NewLetter, Retried
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
@@ -322,7 +322,7 @@ class Settling:
             key, version, data = effects.state
             if together:
                 self._saves.append((key, version, data, work.position))
-            elif not self.duty.keyed(self.tx).save(self.duty.id, key, version, data, work.position):
+            elif not keyed(self.duty, self.tx).save(self.duty.id, key, version, data, work.position):
                 if self.duty.subscription.order == "none":
                     raise StateConflict(self.duty.subscription.name, key)
                 raise BugError(f"{self.duty.subscription.name}: state of key {key!r} moved inside its lane")
@@ -347,7 +347,7 @@ class Settling:
         for log, events in self._emissions.items():
             self.tx.logs.append_derived(log, events)
             self.logs.add(log)
-        return not self._saves or self.duty.keyed(self.tx).save_all(self.duty.id, self._saves)
+        return not self._saves or keyed(self.duty, self.tx).save_all(self.duty.id, self._saves)
 
     # ------------------------------------------------------------ the end
 

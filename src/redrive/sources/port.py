@@ -60,10 +60,16 @@ class Source(ABC):
     partitions: int
     ordered: bool  # does it arrive in the order in which each key was written?
     acknowledges: bool  # does the broker forget what it was told to have landed?
+    has_warned = False  # once in the life of a program is enough
+    behind: str | None = None  # the log that goes first: what is here is taken in while nobody has work there
 
     @abstractmethod
     def open(self, group: str) -> Reader:
         """Connect for reading, on behalf of this group."""
+
+    def warnings(self) -> Sequence[str]:
+        """What about the broker will hurt one day; asked when a worker starts, and by `redrive doctor`."""
+        return ()
 
     @property
     def log(self) -> str:
