@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import redrive
-from redrive import failpoints, sinks
+from redrive import failpoints, mirrors, sinks
 from redrive.observe import logs, signals
 from redrive.policy import action
 from redrive.policy.rules import Candidate
@@ -191,6 +191,8 @@ def rows_of(page: str, heading: str) -> set[str]:
         (redrive.breaker, "delivery.md", "| option of `breaker` |"),
         (redrive.webhook, "delivery.md", "| option of `webhook` |"),
         *((sink, "delivery.md", f"| option of `{sink.__name__}` |") for sink in SINKS),
+        (redrive.App.mirror, "mirrors.md", "| option of `mirror` |"),
+        (mirrors.files, "mirrors.md", "| option of `files` |"),
     ],
     ids=[
         "on",
@@ -204,6 +206,8 @@ def rows_of(page: str, heading: str) -> set[str]:
         "breaker",
         "webhook",
         *(sink.__name__ for sink in SINKS),
+        "mirror",
+        "mirrors.files",
     ],
 )
 def test_the_table_of_options_is_exactly_the_signature(function: Callable[..., Any], page: str, heading: str) -> None:

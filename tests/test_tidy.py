@@ -43,6 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "tracking": SHARED | {"policy", "store"},  # what comes before the store: a queue, and a file for bad times
     "sources": SHARED | {"policy", "store", "tracking"},
     "sinks": SHARED | {"policy"},
+    "rocksdb": SHARED | {"policy", "store"},
     "mirrors": SHARED | {"policy", "store", "sinks"},  # lines that survive a crash are those of a sink
     "redis": SHARED | {"policy", "sources", "sinks", "mirrors"},
     "kafka": SHARED | {"policy", "sources", "sinks"},
@@ -72,18 +73,21 @@ TYPES_ONLY = {
     ("subscription", "sinks"): "a delivery holds the sink it is handed",
     ("subscription", "mirrors"): "a mirror of letters is held as it is handed",
     ("subscription", "sources"): "an intake holds the broker it is handed",
+    ("subscription", "store"): "a handler holds the place for its state that it is handed",
     ("sources", "sinks"): "a broker that events come from may take some, too",
     ("replay", "app"): "a rehearsal runs the functions of the App it is handed",
 }
-BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka"}
+BACKENDS = {"store.sqlite", "store.postgres", "store.memory", "redis", "kafka", "rocksdb"}
 MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the ports
 # What is imported only by the function that opens such a store or such connections may import its driver at the start.
 # An integration is imported by a program that has that library already.
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
+    "rocksdb/folder.py": {"rocksdict"},
     "testing/sim/streams.py": {"redis"},
     "redis/sending.py": {"redis"},
+    "redis/health.py": {"redis"},
     "kafka/reading.py": {"confluent_kafka"},
     "kafka/sending.py": {"confluent_kafka"},
     "kafka/trouble.py": {"confluent_kafka"},

@@ -164,7 +164,7 @@ def _check_bounds(raw: bytes) -> None:
     if len(raw) > DATA_BYTES_MAX:
         size = f"data is {len(raw):,} bytes; the limit is {DATA_BYTES_MAX:,}"
         raise EventError(f"{size}: store the large part elsewhere and refer to it")
-    if raw.count(b"[") + raw.count(b"{") > DATA_DEPTH_MAX and is_deep(raw):
+    if len(raw) > DATA_DEPTH_MAX and raw.count(b"[") + raw.count(b"{") > DATA_DEPTH_MAX and is_deep(raw):
         raise EventError(f"data is nested deeper than {DATA_DEPTH_MAX} levels: flatten it")
 
 

@@ -23,7 +23,8 @@ from redrive.sinks.port import Sink
 from redrive.sources.log import Log, Outbox
 from redrive.sources.port import Source
 from redrive.sources.refusal import guarded
-from redrive.subscription import KeyBy, Order, Subscription, check_breaker, count_arguments
+from redrive.store.states import States
+from redrive.subscription import KeyBy, Order, Subscription, check_breaker, check_state, count_arguments
 from redrive.tracking.intake import Patterns
 from redrive.tracking.intake import intake as limited
 from redrive.units import duration
@@ -122,6 +123,7 @@ class Declarations:
         on_error: Callable[..., Any] | None = None,
         rehearsable: bool = False,
         partitions: int = 1,
+        state: States | None = None,
     ) -> Callable[[F], F]:
         """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
 
@@ -130,13 +132,15 @@ class Declarations:
                 raise UsageError(
                     f'{_name(function)}: concurrency={concurrency} with order="{order}"; total order runs one at a time'
                 )
+            if not isinstance(state, States | None):
+                raise UsageError(f"{_name(function)}: state= takes RocksDB(path), or nothing: then it is in the store")
             arguments = count_arguments(function, "(event, ctx)")
             self._declare(
                 Subscription(
                     name or _name(function), "handler", _guarded(source, function), self._read(source, order),
                     self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
                     concurrency=concurrency, timeout=None if timeout is None else duration(timeout),
-                    on_error=on_error, arguments=arguments,
+                    on_error=on_error, arguments=arguments, state=state,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
                     replay=settled_for(name or _name(function), replay, has_breaker=_is_one(breaker)),
@@ -250,6 +254,7 @@ class Declarations:
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
         if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
             raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
+        check_state(subscription)
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)
 

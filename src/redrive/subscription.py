@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from redrive.mirrors.port import Mirror
     from redrive.sinks.port import Sink
     from redrive.sources.port import Source
+    from redrive.store.states import States
 
 Order = Literal["key", "none", "total"]
 KeyBy = str | Callable[[Event[Any]], str | None] | None
@@ -57,6 +58,7 @@ class Subscription:
     sink: Sink | None = None  # of a delivery
     origin: Source | None = None  # of an intake: the broker whose messages land in its log
     group: str = ""  # of an intake: on whose behalf it reads
+    state: States | None = None  # where keyed state is kept; None: in the store
     mirror: Mirror | None = None
     only: tuple[str, ...] = ()  # of a mirror: the subscriptions whose letters it follows; none: all
     replay: AutoReplay | None = None  # dead letters that are replayed automatically
@@ -161,6 +163,22 @@ def _check_per_key(mine: Subscription, rule: Rule) -> None:
             f"{what} opens after {rule.failures} failures, but an event has no more than {attempts} attempts, and its "
             f"key makes no others: failures={attempts} or less, or more attempts"
         )
+
+
+def check_state(mine: Subscription) -> None:
+    """Can state that is kept beside the store be kept as promised?"""
+    if mine.state is None:
+        return
+    what = f"{mine.name}: state={mine.state!r}"
+    if mine.order == "none":
+        raise UsageError(f'{what} with order="none": two events of a key could change it at once; order="key" it needs')
+    if mine.partitions > 1:
+        raise UsageError(
+            f"{what} with partitions={mine.partitions}: a partition may move to another machine, and the folder does "
+            "not; leave one of them out"
+        )
+    if mine.rehearsable:
+        raise UsageError(f"{what} with rehearsable=True: a rehearsal cannot look into it; leave one of them out")
 
 
 def count_arguments(function: Callable[..., Any], shape: str) -> int:

@@ -13,15 +13,18 @@ from redrive.testing import Harness
 
 
 class Shop:
-    """`bad` holds the numbers that cannot be charged."""
+    """`bad` holds the numbers that cannot be charged, `broken` those that cannot be charged now."""
 
     def __init__(self, store: str | None, *to: Mirror, only: tuple[str, ...] = ()) -> None:
         self.app = App("/nonexistent/x.db", name="shop")
         self.orders = self.app.log("orders")
         self.bad: set[int] = set()
+        self.broken: set[int] = set()
 
         @self.app.on(self.orders, start="first")
         def charge(event: Event[Any], ctx: Any) -> None:
+            if event.data["n"] in self.broken:
+                raise ConnectionError("the bank does not answer")
             if event.data["n"] in self.bad:
                 raise Reject(f"no charge for {event.data['n']}")
 

@@ -136,8 +136,8 @@ def test_truncated_anywhere_the_rest_is_read_and_what_is_gone_is_written_again(t
     starts = [0, *[at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]]
     for length in range(len(whole)):
         folder = tmp_path / str(length)
-        path = written(folder, 3)
-        path.write_bytes(whole[:length])
+        (folder / "2026/11/16").mkdir(parents=True)
+        (folder / "2026/11/16/letters.jsonl").write_bytes(whole[:length])
         found = list(mirrors.read(folder))
         held = [one.letter for one in found if isinstance(one, mirrors.Entry)]
         assert held in ([1, 2, 3][: sum(start <= length for start in starts[1:])], [1, 2, 3][: len(held)])
@@ -238,6 +238,15 @@ def test_what_is_not_mirrored_yet_is_not_pruned(shops: Any, tmp_path: Path) -> N
         return prune(operations.operator, what, plan_prune(store, later, what)).applied
 
     assert (shop.lag("dead-files"), pruned()) == (2, 0)
+    assert plan_prune(store, later, what).unmirrored == 1
+    assert plan_prune(store, later, What(0.0, no_mirror=("dead-files",))).applied == 1
+    with pytest.raises(UsageError, match="no such mirror"):
+        plan_prune(store, later, What(0.0, no_mirror=("charge",)))
+    shop.order(5)
+    shop.order(6)
+    shop.run()
+    of_log = What(0.0, logs=("orders",))
+    assert "dead-files has not mirrored" in plan_prune(store, later, of_log).events[0].held_by
     operations.subscriptions.resume("dead-files", "it is back")
     shop.run()
     assert told(tmp_path)[-1] == (1, "applied")

@@ -93,6 +93,44 @@ def test_a_running_owner_takes_over_what_is_imported(shops: Any, gone: Any, tmp_
     ]  # fmt: skip
 
 
+def test_partitions_share_what_is_imported(backend: str | None, gone: Any, tmp_path: Path) -> None:
+    gone.bad = set(range(20))
+    for n in range(20):
+        gone.order(n, key=f"k{n % 5}")
+    gone.run()
+    app, handled = App("/nonexistent/x.db", name="shop"), []
+
+    @app.on(app.log("orders"), start="first", partitions=3)
+    def charge(event: Event[Any], ctx: Any) -> None:
+        handled.append((event.key, event.data["n"]))
+
+    with Harness(app, backend) as harness:
+        harness.append("orders", "order.placed", {"n": 100}, key="k1", id="a new one")
+        harness.run_until_idle()
+        desk = app.operate("ada")
+        assert bring_back(desk.operator, desk.letters, read(str(tmp_path / "dead")), "gone").imported == 20
+        harness.append("orders", "order.placed", {"n": 101}, key="k1", id="another new one")
+        harness.run_until_idle()
+        harness.replay()
+        for key in range(5):
+            mine = [n for found, n in handled if found == f"k{key}"]
+            assert mine == [*([100] if key == 1 else []), *range(key, 20, 5), *([101] if key == 1 else [])]
+        assert [verdict for verdict in desk.verify() if not verdict.sound] == []
+
+
+def test_what_was_to_be_retried_is_retried_here(shops: Any, gone: Any, tmp_path: Path) -> None:
+    """A letter that waited for its next attempt does so here, and goes on by itself."""
+    gone.broken = {1}
+    gone.order(1)
+    gone.run()
+    assert [one.state for one in gone.harness.letters()] == ["retrying"]
+    shop = shops()
+    shop.run()
+    assert bring(shop, tmp_path / "dead").imported == 1
+    shop.run()
+    assert [(one.state, one.attempts) for one in shop.harness.letters()] == [("applied", 2)]
+
+
 def test_in_total_order_an_imported_letter_holds_back_what_comes_later(backend: str | None, tmp_path: Path) -> None:
     def make(store: str | None, *to: Any) -> tuple[App, Harness]:
         app = App("/nonexistent/x.db", name="shop")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+
+sys.path.insert(0, str(Path(__file__).parent))  # what the tests of this folder share is imported by its name
+
+from streamshop import Shop
 
 from redrive.testing.brokers import valkey
 
@@ -25,3 +31,18 @@ def server(valkey_url: str) -> Iterator[Any]:
     with redis.Redis.from_url(valkey_url) as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture
+def shops(valkey_url: str, server: Any, backend: str | None) -> Iterator[Any]:
+    """Make shops on one store; at the end the books must balance."""
+    made: list[Shop] = []
+
+    def make(**how: Any) -> Shop:
+        made.append(Shop(valkey_url, backend, **how))
+        return made[-1]
+
+    yield make
+    for shop in made:
+        assert [verdict for verdict in shop.app.operate().verify() if not verdict.sound] == []
+        shop.harness.close()

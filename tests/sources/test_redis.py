@@ -2,78 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from streamshop import say
 
-from redrive import App, Event, Tx, UsageError
+from redrive import App, UsageError
 from redrive.redis import Stream
 from redrive.redis.ids import id_of
+from redrive.replay.prune import What
 from redrive.runner import land
-from redrive.testing import Harness
 from redrive.testing.failpoints import FailpointHit, failpoint
 
 ORDERED = {"partitions": 1}
 GROUP: dict[str, Any] = {}
 WAYS = pytest.mark.parametrize("way", [ORDERED, GROUP], ids=["in order", "through a group"])
-
-
-def say(server: Any, n: int, stream: str = "orders", **more: Any) -> list[str]:
-    """So many entries; their ids."""
-    return [
-        server.xadd(stream, {"type": "order.placed", "key": f"k{i % 3}", "data": f'{{"n": {i}}}', **more}).decode()
-        for i in range(n)
-    ]
-
-
-class Shop:
-    """An app on one stream that writes down what it was given."""
-
-    def __init__(self, url: str, store: str | None, **how: Any) -> None:
-        self.app = App("/nonexistent/x.db", name="shop")
-        self.stream = Stream(url, "orders", **how)
-        order = "key" if self.stream.ordered else "none"
-
-        @self.app.projection(
-            self.stream, "order.placed", "orders", order=order, tables={"given": "id TEXT, key TEXT, said TEXT"}
-        )
-        def write_down(event: Event[Any], tx: Tx) -> None:
-            tx.execute(
-                "INSERT INTO given VALUES (:id, :key, :said)",
-                {"id": event.id, "key": event.key, "said": str(event.data)},
-            )
-
-        self.harness = Harness(self.app, store)
-
-    @property
-    def given(self) -> list[Any]:
-        with self.app.reader() as tx:
-            return [tuple(row) for row in tx.execute("SELECT id, key, said FROM given").fetchall()]
-
-    @property
-    def halted(self) -> str:
-        rows = self.app.operate().status()
-        return next(row.halted for row in rows if row.subscription == self.stream.log) or ""
-
-    @property
-    def reasons(self) -> list[str]:
-        return [letter.reason for letter in self.app.operate().letters.list()]
-
-
-@pytest.fixture
-def shops(valkey_url: str, server: Any, backend: str | None) -> Iterator[Any]:
-    """Make shops on one store; at the end the books must balance."""
-    made: list[Shop] = []
-
-    def make(**how: Any) -> Shop:
-        made.append(Shop(valkey_url, backend, **how))
-        return made[-1]
-
-    yield make
-    for shop in made:
-        assert [verdict for verdict in shop.app.operate().verify() if not verdict.sound] == []
-        shop.harness.close()
 
 
 @WAYS
@@ -366,3 +309,22 @@ def test_what_is_trimmed_while_there_is_no_group_is_told(shops: Any, server: Any
     shop.harness.restart()
     shop.harness.run_until_idle()
     assert shop.reasons == ["lost_at_source"]
+
+
+@WAYS
+def test_an_id_counts_once_as_long_as_its_event_is_kept(shops: Any, server: Any, way: dict[str, Any]) -> None:
+    shop = shops(**way)
+
+    def repeat(at: int) -> list[str]:
+        server.xadd("orders", {"id": "order-1", "data": "1"}, id=f"{at}-1")  # long ago, by the clock of the test
+        server.xadd("orders", {"data": "2"}, id=f"{at}-2")
+        shop.harness.run_until_idle()
+        return [id for id, _, _ in shop.given if id == "order-1"]
+
+    assert repeat(1) == repeat(2) == ["order-1"]
+    shop.harness.advance("40d")
+    assert repeat(3) == ["order-1"]  # the window is not a time: it is how long the event is kept
+    desk, what = shop.app.operate(), What(30 * 86_400.0, logs=("redis:orders",), no_rebuild=("write_down",))
+    desk.prune(what, desk.plan_prune(what), "old")
+    assert repeat(4) == ["order-1", "order-1"]
+    assert shop.reasons == []

@@ -82,8 +82,11 @@ def import_letters(source: str, reason: str, yes: bool, store: str | None, progr
     need_reason("import", reason)
     if is_mirror(source):
         return _bring_back(source, reason, yes, store, program, as_json)
-    with click.open_file(source, "r", encoding="utf-8") as file:
-        lines = list(_lines(file))
+    try:
+        with click.open_file(source, "r", encoding="utf-8") as file:
+            lines = list(_lines(file))
+    except OSError as error:
+        raise click.UsageError(f"cannot read {source!r}: {error.strerror or error}") from None
     return _edit_back(lines, reason, yes, store, program, as_json)
 
 
@@ -131,7 +134,7 @@ def _report(brought: Brought, settled: int, damaged: int) -> None:
 
 
 def _edit_back(
-    lines: list[_Line], reason: str, yes: bool, store: str | None, program: str | None, as_json: bool
+    lines: Sequence[_Line], reason: str, yes: bool, store: str | None, program: str | None, as_json: bool
 ) -> int:
     with opened(store, program) as app:
         desk = app.operate()

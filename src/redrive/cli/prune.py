@@ -32,6 +32,7 @@ def _age(context: click.Context, parameter: click.Parameter, given: str) -> floa
 @click.option(
     "--no-rebuild", multiple=True, metavar="NAME", help="With --events: this one need never be rebuilt again."
 )
+@click.option("--no-mirror", multiple=True, metavar="NAME", help="This mirror of letters need not have what goes.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @click.option("--reason", default="", help="Why; goes into the audit.")
 @yes_option
@@ -39,8 +40,9 @@ def _age(context: click.Context, parameter: click.Parameter, given: str) -> floa
 @app_option
 @json_option
 def prune(
-    older_than: float, subscription: str | None, logs: tuple[str, ...], no_rebuild: tuple[str, ...], dry_run: bool,
-    reason: str, yes: bool, store: str | None, program: str | None, as_json: bool,
+    older_than: float, subscription: str | None, logs: tuple[str, ...], no_rebuild: tuple[str, ...],
+    no_mirror: tuple[str, ...], dry_run: bool, reason: str, yes: bool, store: str | None, program: str | None,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Delete what is settled and old.
 
@@ -52,6 +54,8 @@ def prune(
     keyed state would need to be rebuilt, unless --no-rebuild NAME gives that up for good. Discarded letters and edits
     of deleted events go with them. An event with the id of a deleted one would be a new event.
 
+    What a mirror of letters lacks stays, unless --no-mirror NAME says that it need not have it.
+
     `redrive verify` stays sound. The file keeps its size; the room in it is used again.
     """
     if no_rebuild and not logs:
@@ -60,7 +64,7 @@ def prune(
         raise click.UsageError("-s is about letters alone: --events concerns everybody who reads the log")
     from redrive.replay.prune import What
 
-    what = What(older_than, subscription, logs, no_rebuild)
+    what = What(older_than, subscription, logs, no_rebuild, no_mirror)
     with opened(store, program) as app:
         desk = app.operate()
         plan = desk.plan_prune(what)
@@ -100,6 +104,8 @@ def _lines(plan: PrunePlan) -> list[str]:
         f"the history of {plural(plan.emptied, 'discarded letter')}",
         f"with {plural(plan.attempts, 'attempt')} and {plural(plan.journal, 'journal row')}",
     ] if plan.applied or plan.superseded or plan.emptied else []  # fmt: skip
+    if plan.unmirrored:
+        lines.append(f"({plural(plan.unmirrored, 'letter')} more, when they are mirrored)")
     for one in plan.events:
         letters = f", {plural(one.letters, 'discarded letter')}" if one.letters else ""
         lines.append(f"{plural(one.events, 'event')} of log {plain(one.log)}{letters}, up to position {one.upto}")
@@ -111,6 +117,7 @@ def _json(plan: PrunePlan, done: bool) -> dict[str, Any]:
     return {
         "done": done, "before": moment(plan.before), "applied": plan.applied, "superseded": plan.superseded,
         "emptied": plan.emptied, "attempts": plan.attempts, "journal": plan.journal,
+        "unmirrored": plan.unmirrored,
         "events": [
             {"log": one.log, "upto": one.upto, "events": one.events, "letters": one.letters, "held_by": one.held_by}
             for one in plan.events

@@ -212,12 +212,15 @@ def _shown(parts: Any) -> str:
 
 
 def _connect(url: str) -> Redis:
-    return redis.Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=30.0, health_check_interval=0)
+    try:
+        return redis.Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=30.0, health_check_interval=0)
+    except ValueError as error:
+        raise UsageError(f"that is no address of a Redis server: {error}") from None
 
 
 def _stream(source: str) -> str:
-    """The stream whose messages land in a log, or the log itself."""
-    return source.removeprefix("redis:")
+    """The stream or topic whose messages land in a log, or the log itself."""
+    return source.removeprefix("redis:").removeprefix("kafka:")
 
 
 def _text(value: Any) -> str | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from redrive.errors import RedriveError
 from redrive.replay.deed import find
 from redrive.store.port import Store
+from redrive.store.states import mark_of
 
 NEAR_MAX = 3
 
@@ -28,6 +29,8 @@ def state_of(store: Store, subscription: str, key: str) -> KeyState:
     with store.reading() as tx:
         row = find(tx, subscription)
         version, data = tx.keyed.get(row.id, key)
+        if not version and mark_of(tx, row.id) is not None:
+            raise RedriveError(f"{subscription!r} keeps its state outside the store, where only its worker can look")
         if not version:
             values = {"subscription": row.id, "start": key[:1], "limit": NEAR_MAX}
             near = [name for (name,) in tx.sql.all("state_near", values)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from redrive.replay.deed import Operator, find
 from redrive.replay.forget import delete_letters, forget_history
-from redrive.replay.prune_events import EventPlan, check_readers, plan_events, prune_events
+from redrive.replay.prune_events import EventPlan, check_mirrors, check_readers, plan_events, prune_events
 from redrive.store import journal
 from redrive.store.filters import Asked
 from redrive.store.letters import WAS_OPEN
@@ -35,6 +35,7 @@ class PrunePlan:
     emptied: int = 0  # discarded letters that lose their history
     attempts: int = 0
     journal: int = 0
+    unmirrored: int = 0  # letters that stay, because a mirror lacks something of them
     events: list[EventPlan] = field(default_factory=list)
 
     @property
@@ -51,20 +52,24 @@ class What:
     subscription: str | None = None
     logs: tuple[str, ...] = ()
     no_rebuild: tuple[str, ...] = ()  # subscriptions that need not be rebuilt any more
+    no_mirror: tuple[str, ...] = ()  # mirrors that need not have what goes
 
 
 def plan_prune(store: Store, now: float, what: What) -> PrunePlan:
     """Exact numbers, without doing anything."""
     plan = PrunePlan(now - what.older_than)
     with store.reading() as tx:
-        plan.events = [plan_events(tx, log, plan.before, what.no_rebuild) for log in dict.fromkeys(what.logs)]
+        plan.events = [
+            plan_events(tx, log, plan.before, what.no_rebuild, what.no_mirror) for log in dict.fromkeys(what.logs)
+        ]
         check_readers(tx, what.logs, what.no_rebuild)
+        check_mirrors(tx, what.no_mirror)
         for row in _chosen(tx, what.subscription):
             progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
             for state in (*GONE, "discarded"):
                 after = 0
                 while page := _page(tx, row, progress, state, plan.before, after, PLAN_PAGE):
-                    _count(tx, plan, state, [one[0] for one in _going(tx, page, state, asked)])
+                    _count(tx, plan, state, [one[0] for one in _going(tx, page, state, asked, what, plan)])
                     after = page[-1][0]
     return plan
 
@@ -77,12 +82,13 @@ def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "") -> 
         planned = {
             "before": plan.before, "applied": plan.applied, "superseded": plan.superseded, "emptied": plan.emptied,
             "events": {one.log: [one.events, one.upto] for one in plan.events}, "no_rebuild": list(what.no_rebuild),
+            "no_mirror": list(what.no_mirror),
         }  # fmt: skip
         operator.audit(tx, "prune", what.subscription or "", target, reason, planned)
         rows = _chosen(tx, what.subscription)
     for row in rows:
         for state in (*GONE, "discarded"):
-            _prune_letters(operator, row, state, done)
+            _prune_letters(operator, row, state, what, done)
     done.events = [prune_events(operator.store, one) for one in plan.events]
     with operator.store.transaction() as tx:
         tx.letters.sieve.prune()
@@ -94,14 +100,14 @@ def _chosen(tx: StoreTx, name: str | None) -> list[Subscribed]:
     return tx.progress.all() if name is None else [find(tx, name)]
 
 
-def _prune_letters(operator: Operator, row: Subscribed, state: str, done: PrunePlan) -> None:
+def _prune_letters(operator: Operator, row: Subscribed, state: str, what: What, done: PrunePlan) -> None:
     after, more = 0, True
     while more:
         with operator.store.transaction() as tx:
             tx.sql.one("hold", {"subscription": row.id})
             progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
             page = _page(tx, row, progress, state, done.before, after, BATCH)
-            going = _going(tx, page, state, asked)
+            going = _going(tx, page, state, asked, what, done)
             ids = [one[0] for one in going]
             _count(tx, done, state, ids)
             if state == "discarded":
@@ -125,9 +131,12 @@ def _page(
     return [(one[0], one[1], one[2]) for one in tx.sql.all(_OLD[state], values)]
 
 
-def _going(tx: StoreTx, page: Sequence[Candidate], state: str, asked: Asked) -> list[Candidate]:
+def _going(
+    tx: StoreTx, page: Sequence[Candidate], state: str, asked: Asked, what: What, plan: PrunePlan
+) -> list[Candidate]:
     """What a mirror lacks stays; so does, for `verify`, an applied letter that its filter does not explain."""
-    behind = journal.behind(tx.sql, [one[0] for one in page])
+    behind = journal.behind(tx.sql, [one[0] for one in page], what.no_mirror)
+    plan.unmirrored += len(behind)
     return [one for one in page if one[0] not in behind and (state != "applied" or asked.wants(one[1], one[2]))]
 
 

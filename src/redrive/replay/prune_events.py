@@ -15,6 +15,7 @@ from redrive.errors import UsageError
 from redrive.failpoints import hit
 from redrive.replay.forget import delete_letters
 from redrive.replay.rewind import ranges
+from redrive.store import journal
 from redrive.store.filters import Asked
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.store.pruned import keep_pruned, keep_pruned_upto, pruned_of, pruned_upto
@@ -36,7 +37,9 @@ class EventPlan:
     held_by: str  # why not more
 
 
-def plan_events(tx: StoreTx, log_name: str, before: float, no_rebuild: Sequence[str]) -> EventPlan:
+def plan_events(
+    tx: StoreTx, log_name: str, before: float, no_rebuild: Sequence[str], no_mirror: Sequence[str] = ()
+) -> EventPlan:
     """Which events of a log may go."""
     log = _log(tx, log_name)
     readers = [row for row in tx.progress.all() if row.source == log_name]
@@ -45,6 +48,7 @@ def plan_events(tx: StoreTx, log_name: str, before: float, no_rebuild: Sequence[
         (tx.logs.last_before(log, round(before * 1e6)), "the events after it are not old enough"),
         (last - 1, "the newest event of a log stays"),
         *(limit for row in readers for limit in _limits(tx, log, row, before, row.name in no_rebuild)),
+        *_mirror_limits(tx, log_name, no_mirror),
     ]
     upto, why = min(limits, key=lambda limit: limit[0])
     upto = max(upto, 0)
@@ -68,6 +72,25 @@ def _limits(tx: StoreTx, log: int, row: Subscribed, before: float, may_forget: b
     if not may_forget and (row.kind == "projection" or tx.sql.value("state_any", {"subscription": row.id})):
         start = tx.progress.filters(row.id)[0][0]
         yield start, f"{name} could not be rebuilt; --no-rebuild {name} gives that up"
+
+
+def _mirror_limits(tx: StoreTx, log_name: str, no_mirror: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Letters of which a mirror lacks something need their events."""
+    mirror = journal.slowest(tx.sql, no_mirror)
+    if mirror is not None:
+        lowest = tx.sql.value("journal_lowest", {"after": mirror[1], "source": log_name})
+        if lowest is not None:
+            yield lowest - 1, f"{mirror[0]} has not mirrored a letter at position {lowest}; --no-mirror {mirror[0]}"
+
+
+def check_mirrors(tx: StoreTx, names: Sequence[str]) -> None:
+    """Refuse a name that is no mirror's."""
+    mirrors = [row.name for row in tx.progress.all() if row.kind == "mirror"]
+    for name in names:
+        if name not in mirrors:
+            raise UsageError(
+                f"--no-mirror {name}: there is no such mirror; those there are: {', '.join(mirrors) or 'none'}"
+            )
 
 
 def check_readers(tx: StoreTx, logs: Sequence[str], names: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from redrive.store.filters import Asked
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.store.progress import declared_tables, tables_of
 from redrive.store.pruned import check_whole
+from redrive.store.states import disown
 from redrive.subscription import Subscription
 
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -104,6 +105,7 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
         last = _last(tx, row)
         superseded = take_back(tx, row, start, asked, operator.now(), quiet_until=min(was.position, last))
         tx.sql.run("state_clear", {"subscription": row.id})
+        disown(tx, row.id)
         tx.sql.run("control_clear", {"subscription": row.id})
         if declared is not None and declared.order != row.ordering:  # every letter is closed: free to change
             values = {"subscription": row.id, "ordering": declared.order, "kind": row.kind}

@@ -17,8 +17,13 @@ class Bridge:
 
     async def run(self, job: Callable[[], T]) -> T:
         """Run a job where writing happens and wait for its result."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.start(job, future)
+        return await future
+
+    def start(self, job: Callable[[], T], future: asyncio.Future[T]) -> None:
+        """Run a job where writing happens, for a future that somebody waits for; from any thread."""
+        loop = future.get_loop()
 
         def resolve(result: Any, error: BaseException | None) -> None:
             if future.done():  # the loop gave up waiting; the job's commit stands or falls by itself
@@ -35,7 +40,6 @@ class Bridge:
                 return
 
         self._store.submit(job, done)
-        return await future
 
 
 def _carried(error: BaseException) -> BaseException:

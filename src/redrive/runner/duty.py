@@ -27,11 +27,13 @@ from redrive.policy.progress import Window
 from redrive.runner.call import find_key
 from redrive.settings import Settings
 from redrive.store.identity import identity
+from redrive.store.keyed import Keyed
 from redrive.store.letters import WAS_OPEN
 from redrive.store.port import LetterRow, StoreTx, Subscribed
 from redrive.store.progress import member_of
 from redrive.store.scheduled import is_scheduled
 from redrive.store.sql import Row
+from redrive.store.states import Keeper, Owner
 from redrive.subscription import Subscription
 from redrive.types import EventTypes
 
@@ -111,6 +113,7 @@ class Duty:
         self.edits: dict[int, tuple[int, bytes]] = {}
         self.settled_at: float | None = None  # when we last did, as the store has it
         self.states: dict[str, tuple[int, bytes]] = {}
+        self.keeper: Keeper | None = None  # of state that is not in the store
         self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
         self.controls = False
 
@@ -157,6 +160,8 @@ class Duty:
                 for _, head, _ in tx.letters.heads(self.id, self.share.has)
                 if head.state == "retrying" and (head.due_at <= now or head.position in self.charges)
             }
+        if self.subscription.state is not None:
+            self.keeper = self.subscription.state.open(tx, Owner(self.id, self.subscription.name, self.epoch))
 
     def _find_horizon(self, tx: StoreTx, position: int, done: list[int]) -> int:
         """In flight was at most one window of our events above the highest that was settled; 0: nothing was."""
@@ -236,8 +241,11 @@ class Duty:
         """Keyed state as last committed; the owner is its only writer."""
         found = self.states.get(key)
         if found is None:
-            with self.engine.store.reading() as tx:
-                found = tx.keyed.get(self.id, key)
+            if self.keeper is not None:
+                found = self.keeper.load(key)
+            else:
+                with self.engine.store.reading() as tx:
+                    found = tx.keyed.get(self.id, key)
             self.remember_state(key, found)
         return found
 
@@ -295,6 +303,11 @@ def edited(duty: Duty, event: Event[Any]) -> Event[Any]:
     if duty.edits and event.position in duty.edits:
         return event.with_data(duty.edits[event.position][1])
     return event
+
+
+def keyed(duty: Duty, tx: StoreTx) -> Keyed | Keeper:
+    """Where keyed state is saved."""
+    return tx.keyed if duty.keeper is None else duty.keeper
 
 
 def fence(duty: Duty, tx: StoreTx) -> None:

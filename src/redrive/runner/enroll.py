@@ -22,6 +22,7 @@ from redrive.store.port import StoreTx, Subscribed
 from redrive.store.progress import is_not_copied, member_of, tables_of
 from redrive.store.pruned import pruned_upto
 from redrive.store.sql import BOOKS
+from redrive.store.states import mark_of
 from redrive.subscription import Subscription
 
 TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -114,9 +115,21 @@ def check_declared(tx: StoreTx, subscription: Subscription, row: Subscribed) -> 
             )
         tx.sql.run("subscription_reorder", {"subscription": row.id, "ordering": subscription.order, "kind": row.kind})
         tx.sql.run("epoch_bump", {"subscription": row.id})  # whoever runs it with the former order is fenced
+    _check_state(tx, subscription, row)
     _check_filter(tx, subscription, row)
     if len(tx.progress.members(row.id)) != subscription.partitions:
         repartition(tx, row, subscription.partitions)
+
+
+def _check_state(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+    """State does not move from one place to another by itself, and must not seem to be gone."""
+    again = f"as before, or run `redrive rebuild {row.name} --app MODULE:APP` to build it anew"
+    if subscription.state is None and mark_of(tx, row.id) is not None:
+        raise UsageError(
+            f"{row.name!r} keeps its state outside the store so far: declare it with state=RocksDB(…) {again}"
+        )
+    if subscription.state is not None and tx.sql.all("state_near", {"subscription": row.id, "start": "", "limit": 1}):
+        raise UsageError(f"{row.name!r} keeps its state in the store so far: declare it without state= {again}")
 
 
 def repartition(tx: StoreTx, row: Subscribed, partitions: int) -> None:

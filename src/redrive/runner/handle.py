@@ -186,6 +186,8 @@ class Handling:
         except CommitRefused:
             settling = self._write(group, result, isolate=True, strict=True)
         hit("round.committed")
+        if self.duty.keeper is not None:
+            self.duty.keeper.committed()
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
         tell(settling)
         if self.gate is not None:
@@ -220,6 +222,8 @@ class Handling:
             if self.gate is not None and self.keys is None:
                 self.gate.feed(settling, group)
             settling.finish()
+            if (keeper := self.duty.keeper) is not None:
+                keeper.write(tx, settling.states)
             hit("round.before_commit")
         return settling
 

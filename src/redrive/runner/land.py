@@ -7,9 +7,10 @@ log holds already is the same message again, or, with other content, one that a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from redrive.event import NewEvent
 from redrive.failpoints import hit
@@ -17,6 +18,7 @@ from redrive.observe import signals as sig
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty
 from redrive.runner.loop import Loop
+from redrive.runner.turns import BEHIND_MAX, Turn
 from redrive.runner.wake import Wake
 from redrive.sources.port import Message, Positions, Reader, Source
 from redrive.sources.refusal import ID_COLLISION, refused
@@ -30,7 +32,15 @@ WAIT_MIN, WAIT_MAX = 0.01, 0.2
 WARY_BATCHES = 100  # where one message came again, others will
 
 T = TypeVar("T")
-Read = tuple[Sequence[Message], Positions]
+log = logging.getLogger("redrive")
+
+
+class Read(NamedTuple):
+    """What was read, and what says whether it has landed, if that is under way already."""
+
+    messages: Sequence[Message]
+    starts: Positions
+    landed: asyncio.Future[bool] | None
 
 
 class Repeated(Exception):
@@ -146,6 +156,8 @@ class LandingLoop(Loop):
         self._cursor: dict[int, str] = {}  # how far was read, which may not have landed yet
         self._ahead: asyncio.Future[Read] | None = None  # a read that was begun before its turn
         self._wait = 0.0
+        self._turn = Turn(duty, source.behind) if source.behind is not None else None
+        self._read_max = READ_MAX if self._turn is None else BEHIND_MAX
 
     @property
     def is_idle(self) -> bool:
@@ -155,6 +167,7 @@ class LandingLoop(Loop):
     async def run(self) -> None:
         await self.bridge.run(self.landing.load)
         try:
+            await self._warn()
             while not self.stopping:
                 if self.duty.paused:
                     await self.renew_if_due()
@@ -165,6 +178,13 @@ class LandingLoop(Loop):
         finally:
             if self._thread is not None:
                 self._thread.shutdown(wait=False)
+
+    async def _warn(self) -> None:
+        """Tell what about the broker will hurt one day."""
+        if not self.source.has_warned:
+            for text in await self._ask(self.source.warnings):
+                log.warning("%s: %s", self.source.log, text)
+            self.source.has_warned = True
 
     async def _read_on(self) -> None:
         """Until a stop or a pause. What was read and did not land is read again by whoever opens it next."""
@@ -182,18 +202,22 @@ class LandingLoop(Loop):
     async def _round(self, reader: Reader) -> None:
         await self.renew_if_due()
         await self.wake.wait(0.0)
+        if self._turn is not None and (wait := await self.bridge.run(self._turn.look)):
+            await self.rest(wait.idle, min(wait.seconds, self.pause_length()))
+            return
         reading, self._ahead = self._ahead or self._read(reader), None
-        messages, starts = await reading
+        messages, starts, landing = await reading
         if not (messages or starts):
             await self._had_nothing()
             return
         self.idle = False
         self._wait = WAIT_MIN if self._thread is not None and len(messages) < READ_MAX else 0.0
         self._cursor |= {**starts, **{message.partition: message.position for message in messages}}
-        if len(messages) >= READ_MAX:  # a few may be all there is, or say that something is lost: let them land first
+        # A few may be all there is, or say that something is lost: let them land first.
+        if len(messages) >= READ_MAX == self._read_max:
             self._ahead = self._read(reader)
             self._ahead.add_done_callback(_heard)
-        has_landed = await self.bridge.run(lambda: self.landing.land(messages, starts))
+        has_landed = await (landing or self.bridge.run(lambda: self.landing.land(messages, starts)))
         if has_landed and self.source.acknowledges:
             await self._ask(lambda: reader.settled(messages))
 
@@ -208,9 +232,20 @@ class LandingLoop(Loop):
             await self.bridge.run(self.landing.look)
 
     def _read(self, reader: Reader) -> asyncio.Future[Read]:
-        """Begin to read."""
+        """Begin to read. What was waited for lands at once: to wake us first would take as long as writing it."""
         positions, wait = dict(self._cursor), self._wait
-        return self._ask(lambda: (reader.read(positions, READ_MAX, wait), reader.starts))
+        landing: asyncio.Future[bool] | None = None
+        if wait > 0:
+            landing = asyncio.get_running_loop().create_future()
+            landing.add_done_callback(_heard)
+
+        def read() -> Read:
+            messages, starts = reader.read(positions, self._read_max, wait), reader.starts
+            if landing is not None and (messages or starts):
+                self.bridge.start(lambda: self.landing.land(messages, starts), landing)
+            return Read(messages, starts, landing)
+
+        return self._ask(read)
 
     def _ask(self, question: Callable[[], T]) -> asyncio.Future[T]:
         """Something that blocks until the broker answers; one after the other."""
@@ -223,7 +258,7 @@ async def _answer(question: Callable[[], T]) -> T:
     return question()
 
 
-def _heard(reading: asyncio.Future[Read]) -> None:
+def _heard(future: asyncio.Future[Any]) -> None:
     """Nobody may come for it; then what it raised is of no interest."""
-    if not reading.cancelled():
-        reading.exception()
+    if not future.cancelled():
+        future.exception()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from redrive.errors import Fenced, Halted
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
@@ -43,20 +45,23 @@ def take(
     seen = lease_of(members[member])
     if not _allowed(engine, seen, now, watched_for if seen == watched else 0.0):
         return seen
-    with engine.store.transaction() as tx:
-        now, former = tx.progress.now(env.clock), lease_of(tx.progress.member(member))
-        if not _allowed(engine, former, now, watched_for if former == watched else 0.0):
-            return former
-        values = {
-            "member": member, "epoch": former.epoch, "owner": env.owner, "until": now + length, "now": now,
-            "boot": env.boot,
-        }  # fmt: skip
-        taken = tx.sql.one("lease_take", values)
-        if taken is None:
-            raise Fenced(f"{subscription.name}: somebody else took the lease")
-        duty = Duty(engine, subscription, row, taken[0], partition)
-        duty.load(tx, former)
-        hit("lease.before_commit")
+    with ExitStack() as unless_committed:
+        with engine.store.transaction() as tx:
+            now, former = tx.progress.now(env.clock), lease_of(tx.progress.member(member))
+            if not _allowed(engine, former, now, watched_for if former == watched else 0.0):
+                return former
+            values = {
+                "member": member, "epoch": former.epoch, "owner": env.owner, "until": now + length, "now": now,
+                "boot": env.boot,
+            }  # fmt: skip
+            taken = tx.sql.one("lease_take", values)
+            if taken is None:
+                raise Fenced(f"{subscription.name}: somebody else took the lease")
+            duty = Duty(engine, subscription, row, taken[0], partition)
+            unless_committed.callback(leave, duty)
+            duty.load(tx, former)
+            hit("lease.before_commit")
+        unless_committed.pop_all()
     hit("lease.committed")
     engine.signals.tell([sig.LeaseTaken(subscription.name, duty.epoch, duty.horizon > 0 or bool(duty.suspects))])
     return duty
@@ -100,6 +105,12 @@ def release(duty: Duty) -> None:
         released = tx.sql.run("lease_release", {"member": duty.member, "epoch": duty.epoch})
     if released:
         duty.engine.signals.tell([sig.LeaseReleased(duty.subscription.name, duty.epoch)])
+
+
+def leave(duty: Duty) -> None:
+    """We own it no more: let go of what only its owner may hold."""
+    if duty.keeper is not None:
+        duty.keeper.close()
 
 
 def excuse(duty: Duty) -> None:

@@ -22,7 +22,7 @@ from redrive.policy.lanes import Head
 from redrive.policy.outcome import NO_FAILURE, Failure, Outcome
 from redrive.policy.progress import NO_FLOOR, Plan
 from redrive.policy.rules import Candidate
-from redrive.runner.duty import Duty, Work
+from redrive.runner.duty import Duty, Work, keyed
 from redrive.store.letters import Attempted, NewLetter, Retried
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
@@ -102,7 +102,7 @@ class Settling:
         self._attempts: list[Attempted] = []
         self._puts: list[_Put] = []
         self._grown: dict[str, int] = {}
-        self._states: list[tuple[str, tuple[int, bytes]]] = []
+        self.states: list[tuple[str, tuple[int, bytes]]] = []
         self._saves: list[tuple[str, int, bytes, int]] = []
         self._emissions: dict[str, list[NewEvent]] = {}
         self._last: Event[Any] | None = None
@@ -142,7 +142,7 @@ class Settling:
         """An operator was faster: the effects are rolled back, the outcome stays in the history."""
         assert work.head is not None
         if work.effects is not None and work.effects.state is not None:
-            self._states.pop()
+            self.states.pop()
         if work.alone:
             self.tx.keyed.ran(self.duty.member, work.position)
         self._history(work.head.letter, work.attempt, "lost to an operator", NO_FAILURE)
@@ -322,11 +322,11 @@ class Settling:
             key, version, data = effects.state
             if together:
                 self._saves.append((key, version, data, work.position))
-            elif not self.tx.keyed.save(self.duty.id, key, version, data, work.position):
+            elif not keyed(self.duty, self.tx).save(self.duty.id, key, version, data, work.position):
                 if self.duty.subscription.order == "none":
                     raise StateConflict(self.duty.subscription.name, key)
                 raise BugError(f"{self.duty.subscription.name}: state of key {key!r} moved inside its lane")
-            self._states.append((key, (work.position, data) if data else (0, b"")))
+            self.states.append((key, (work.position, data) if data else (0, b"")))
 
     def emit(self, position: int, emission: Emission) -> None:
         """Append with a derived id, unless a rebuild passes over what was emitted long ago."""
@@ -347,7 +347,7 @@ class Settling:
         for log, events in self._emissions.items():
             self.tx.logs.append_derived(log, events)
             self.logs.add(log)
-        return not self._saves or self.tx.keyed.save_all(self.duty.id, self._saves)
+        return not self._saves or keyed(self.duty, self.tx).save_all(self.duty.id, self._saves)
 
     # ------------------------------------------------------------ the end
 
@@ -384,7 +384,7 @@ class Settling:
         duty.window.commit(self._plan)
         duty.settled_at = self.now
         duty.paused = self.paused
-        for key, state in self._states:
+        for key, state in self.states:
             duty.remember_state(key, state)
         for put in self._puts:
             if put.lane is None and (put.head is None or put.head.state != "retrying"):

@@ -254,6 +254,7 @@ class Supervisor:
             raise
         finally:
             self.loops.pop(post, None)
+            leases.leave(duty)
         await self.bridge.run(lambda: leases.release(duty))
 
     def _breaker_changed(self) -> None:

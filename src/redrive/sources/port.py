@@ -39,6 +39,7 @@ class Reader(ABC):
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         """The next messages, waiting for the first of them for so many seconds at most.
 
+        Without a wait, none means that all was read which the broker has by now: who runs until idle stops then.
         Halted if the broker has lost what it must not lose; SourceDown if it cannot be reached.
         """
 
@@ -59,10 +60,16 @@ class Source(ABC):
     partitions: int
     ordered: bool  # does it arrive in the order in which each key was written?
     acknowledges: bool  # does the broker forget what it was told to have landed?
+    has_warned = False  # once in the life of a program is enough
+    behind: str | None = None  # the log that goes first: what is here is taken in while nobody has work there
 
     @abstractmethod
     def open(self, group: str) -> Reader:
         """Connect for reading, on behalf of this group."""
+
+    def warnings(self) -> Sequence[str]:
+        """What about the broker will hurt one day; asked when a worker starts, and by `redrive doctor`."""
+        return ()
 
     @property
     def log(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from functools import wraps
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +73,16 @@ def guarded(function: Callable[..., Any], *, batch: bool = False) -> Callable[..
             return await function(event, *rest)
 
         return awaited
+
+    if len(signature(function).parameters) == 2:  # nearly always, and in half the time
+
+        @wraps(function)
+        def called_with_two(event: Any, tx: Any) -> Any:
+            if event.schema == SCHEMA:
+                check(event)
+            return function(event, tx)
+
+        return called_with_two
 
     @wraps(function)
     def called(event: Any, *rest: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from redrive.store.sql import Sql
@@ -60,9 +60,15 @@ def lag(sql: Sql, after: int, limit: int) -> tuple[int, float | None]:
     return int(row[0]), row[1]
 
 
-def behind(sql: Sql, letters: Sequence[int]) -> set[int]:
-    """Those of these letters of which somebody has to mirror something yet."""
-    upto = sql.value("mirrored_upto")
-    if upto is None or not letters:
+def slowest(sql: Sql, but: Collection[str] = ()) -> tuple[str, int] | None:
+    """The mirror that is furthest behind, of all but these, and up to which number it has everything."""
+    found = [(name, int(position or 0)) for name, position in sql.all("mirrored") if name not in but]
+    return min(found, key=lambda one: one[1]) if found else None
+
+
+def behind(sql: Sql, letters: Sequence[int], but: Collection[str] = ()) -> set[int]:
+    """Those of these letters of which a mirror, other than these, lacks something."""
+    mirror = slowest(sql, but)
+    if mirror is None or not letters:
         return set()
-    return {letter for (letter,) in sql.all("journal_behind", {"after": upto, "ids": json.dumps([*letters])})}
+    return {letter for (letter,) in sql.all("journal_behind", {"after": mirror[1], "ids": json.dumps([*letters])})}

@@ -30,11 +30,12 @@ EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gai
 class Logs:
     """Append to and read from the logs of one store."""
 
-    __slots__ = ("_dense", "_ids", "_sql", "spans")
+    __slots__ = ("_created", "_dense", "_ids", "_sql", "spans")
 
     def __init__(self, sql: Sql, spans: Spans | None = None) -> None:
         self._sql = sql
         self._ids: dict[str, int] = {}
+        self._created: set[str] = set()  # by a transaction that may still be rolled back
         self.spans = spans or Spans(sql)
         self._dense: set[int] = set()  # logs that filled most of the table where they were read last
 
@@ -44,15 +45,18 @@ class Logs:
         if found is None:
             found = self._sql.value("log_find", {"name": name}) or 0
             if create and not found:
+                self._created.add(name)
                 self._sql.run("log_add", {"name": name})  # nothing, if somebody else was faster
                 found = self._sql.value("log_find", {"name": name}) or 0
             if found:
                 self._ids[name] = found
         return found
 
-    def forget(self) -> None:
-        """A transaction that may have created a log was rolled back."""
-        self._ids.clear()
+    def ended(self, *, committed: bool) -> None:
+        """A transaction is over, or was taken back in part: then what it created is gone, and only that."""
+        for name in () if committed else self._created:
+            self._ids.pop(name, None)
+        self._created.clear()
 
     def append(self, log_name: str, events: Sequence[NewEvent]) -> tuple[list[Row], bool]:
         """Store events in order and return their rows, and whether one of them was there already."""

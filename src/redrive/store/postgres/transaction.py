@@ -40,7 +40,6 @@ class PostgresTx:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._pipe = connection.pipe = Pipe(connection)
-        self._is_kept = False  # what this transaction did is committed
         self.sql: Sql = PostgresSql(connection)
         self.logs = Logs(self.sql, NoSpans(self.sql))
         self.progress = Progress(self.sql)
@@ -162,7 +161,7 @@ class PostgresTx:
         self._pipe.failed = None
         self._pipe.control("ROLLBACK TO redrive_point")
         self.connection.trouble = None
-        self.logs.forget()  # a log that was created since is gone too
+        self.logs.ended(committed=False)  # a log that was created since is gone too
 
     @property
     def is_open(self) -> bool:
@@ -195,13 +194,11 @@ class PostgresTx:
             raise CommitRefused(url, error) from error
         if said != "COMMIT":
             raise StoreError(f"{url}: COMMIT was answered by {said}; nothing was written")
-        self._is_kept = True
+        self.logs.ended(committed=True)
 
     def rollback(self) -> None:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
-        if not self._is_kept:
-            self.logs.forget()
-        self._is_kept = False
+        self.logs.ended(committed=False)
         self.connection.trouble, self.connection.unsaid = None, ""
         self._pipe.forget()
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:

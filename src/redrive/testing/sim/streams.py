@@ -28,6 +28,7 @@ class Group:
     last: Id
     read: int | None
     pending: dict[Id, str] = field(default_factory=dict)  # to whom
+    seen: set[str] = field(default_factory=set)  # who has ever asked
 
 
 @dataclass
@@ -87,6 +88,12 @@ class Streams:
         if (found := self._group(name, group)) is not None:
             found.pending = dict.fromkeys(found.pending, consumer)
 
+    def drop_consumer(self, name: str, group: str, consumer: str) -> None:
+        """Somebody tidies up too much: what the consumer has not finished is nobody's any more."""
+        if (found := self._group(name, group)) is not None:
+            found.seen.discard(consumer)
+            found.pending = {id: who for id, who in found.pending.items() if who != consumer}
+
     def drop_group(self, name: str, group: str) -> None:
         """Somebody tidies up."""
         if name in self.lines:
@@ -142,6 +149,9 @@ class Streams:
                 [b"name", name.encode(), b"last-delivered-id", _id(group.last), b"entries-read", group.read]
                 for name, group in line.groups.items()
             ]
+        if words[0] == "CONSUMERS":
+            names = sorted(set(self._found(words[1], words[2])[1].seen))
+            return [[b"name", name.encode(), b"pending", 0, b"idle", 0] for name in names]
         first = next(iter(line.entries), None)
         entry = None if first is None else _entry(line, first)
         return [
@@ -150,8 +160,10 @@ class Streams:
         ]  # fmt: skip
 
     def _xrange(self, words: list[str]) -> Any:
-        line, first, last = self.lines.get(words[0], Line()), _read_id(words[1]), _read_id(words[2])
-        return [_entry(line, id) for id in line.entries if first <= id <= last]
+        line, (first, last, *rest) = self.lines.get(words[0], Line()), words[1:]
+        after = _read_id(first[1:]) if first.startswith("(") else (_read_id(first)[0], _read_id(first)[1] - 1)
+        ids = [id for id in line.after(after, len(line.entries)) if last == "+" or id <= _read_id(last)]
+        return [_entry(line, id) for id in ids[: int(rest[1]) if rest else None]]
 
     def _xread(self, words: list[str]) -> Any:
         count, at = int(words[words.index("COUNT") + 1]), words.index("STREAMS") + 1
@@ -167,6 +179,7 @@ class Streams:
         _, name, consumer = words[:3]
         count, (stream, start) = int(words[words.index("COUNT") + 1]), words[-2:]
         line, group = self._found(stream, name)
+        group.seen.add(consumer)
         if start != ">":
             mine = [id for id in sorted(group.pending) if group.pending[id] == consumer and id > _read_id(start)]
             return [[stream.encode(), [_entry(line, id) for id in mine[:count]]]]
