@@ -140,7 +140,7 @@ class Emitter:
         assert self._outboxes is not None
         if name in self._outboxes:
             check_unversioned(name, expected_version)
-        elif hasattr(log, "outbox"):
+        elif getattr(log, "outbox", None) is not None:
             raise UsageError(f"nobody would carry what is emitted to {log!r}: declare it once, with app.outbox(…)")
 
 

@@ -19,6 +19,7 @@ from redrive.testing import Harness
 from redrive.testing.brokers import Valkey
 from redrive.testing.contracts import SinkContract
 from redrive.testing.fakes import make_event
+from redrive.testing.proxy import FaultProxy
 from redrive.types import EventTypes
 
 
@@ -266,3 +267,49 @@ def test_a_user_who_may_not_begin_a_transaction_is_told(server: Any, valkey_url:
     sink = Stream(valkey_url.replace("//", "//bob:pw@"), "out").sink("mirror")
     with pytest.raises(BrokerDown, match="multi"):
         asyncio.run(sink.send([make_event("x", 1, key="k")]))
+
+
+# ------------------------------------------------------------ the network
+
+
+@pytest.mark.parametrize(
+    ("fault", "twice"),
+    [
+        (lambda proxy: proxy.lose_reply(holding=b"EXEC"), True),  # the server has done it, and nobody hears of it
+        (lambda proxy: proxy.lose_reply(holding=b"MULTI"), True),
+        (lambda proxy: proxy.cut(holding=b"EXEC"), False),  # the server has heard it all, but not that it is meant
+        (lambda proxy: proxy.cut(after_bytes=1_500), False),
+        (lambda proxy: proxy.cut("replies", holding=b"QUEUED", nth=3), True),
+    ],
+    ids=["a lost answer", "no answer at all", "cut before the end", "cut in the middle", "cut while it answers"],
+)
+def test_what_was_not_answered_is_sent_again_with_its_id(
+    fault: Any, twice: bool, app: App, server: Any, valkey_url: str
+) -> None:
+    with FaultProxy(valkey_url) as proxy, Harness(app) as harness:
+        outbox = app.outbox(Stream(proxy.at(valkey_url), "out", partitions=1))
+        trap = fault(proxy)
+        sent = [outbox.append("x", n, key=f"k{n % 2}").id for n in range(20)]
+        harness.run_until_idle()
+        assert trap.fired
+        harness.advance("5m")
+        assert harness.letters("dead") == []
+        found = ids(server)
+        assert (len(found) > len(sent)) == twice
+        first = list(dict.fromkeys(found))
+        assert sorted(first) == sorted(sent)
+        for key in range(2):
+            assert [one for one in first if one in sent[key::2]] == sent[key::2]
+
+
+def test_a_server_that_hangs_holds_nobody_for_longer_than_its_time(server: Any, valkey_url: str) -> None:
+    with FaultProxy(valkey_url) as proxy:
+        sink = Stream(proxy.at(valkey_url), "out").sink("mirror")
+        sink.timeout = 0.3
+        proxy.stall()
+        with pytest.raises(BrokerDown):
+            asyncio.run(sink.send([make_event("x", 1, key="k", id="one")]))
+        proxy.heal()
+        asyncio.run(sink.send([make_event("x", 1, key="k", id="one")]))
+        asyncio.run(sink.close())
+    assert set(ids(server)) == {"one"}

@@ -37,6 +37,8 @@ class Log:
     1
     """
 
+    outbox: str | None = None  # brokers have one; looked at for every emission
+
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.name = name
         self._runtime = runtime

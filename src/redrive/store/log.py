@@ -52,14 +52,11 @@ class Logs:
                 self._ids[name] = found
         return found
 
-    def keep(self) -> None:
-        """The transaction was committed."""
+    def ended(self, *, committed: bool) -> None:
+        """A transaction is over, or was taken back in part: then what it created is gone, and only that."""
+        for name in () if committed else self._created:
+            self._ids.pop(name, None)
         self._created.clear()
-
-    def forget(self) -> None:
-        """A transaction was rolled back: what it created is gone, and what was there before it still is."""
-        while self._created:
-            self._ids.pop(self._created.pop(), None)
 
     def append(self, log_name: str, events: Sequence[NewEvent]) -> tuple[list[Row], bool]:
         """Store events in order and return their rows, and whether one of them was there already."""

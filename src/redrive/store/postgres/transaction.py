@@ -161,7 +161,7 @@ class PostgresTx:
         self._pipe.failed = None
         self._pipe.control("ROLLBACK TO redrive_point")
         self.connection.trouble = None
-        self.logs.forget()  # a log that was created since is gone too
+        self.logs.ended(committed=False)  # a log that was created since is gone too
 
     @property
     def is_open(self) -> bool:
@@ -194,11 +194,11 @@ class PostgresTx:
             raise CommitRefused(url, error) from error
         if said != "COMMIT":
             raise StoreError(f"{url}: COMMIT was answered by {said}; nothing was written")
-        self.logs.keep()
+        self.logs.ended(committed=True)
 
     def rollback(self) -> None:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
-        self.logs.forget()
+        self.logs.ended(committed=False)
         self.connection.trouble, self.connection.unsaid = None, ""
         self._pipe.forget()
         if self.connection.status == TransactionStatus.IDLE or self.connection.closed:

@@ -129,7 +129,7 @@ class SqliteTx:
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
         self.connection.execute("ROLLBACK TO redrive_point")
-        self.logs.forget()  # a log that was created since is gone too, and its number will be another's
+        self.logs.ended(committed=False)  # a log that was created since is gone too, and its number will be another's
 
 
 def exists_file(path: str) -> bool:
@@ -240,7 +240,7 @@ class SqliteStore:
             raise CommitUnknown(f"{self.path}: COMMIT failed: {error}") from error
 
     def _rollback(self, tx: SqliteTx) -> None:
-        tx.logs.forget()
+        tx.logs.ended(committed=False)
         if tx.connection.in_transaction:
             try:
                 tx.control(ROLLBACK)
