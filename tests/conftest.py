@@ -21,7 +21,8 @@ HERE = Path(__file__).parent
 SLOW = [
     "bench", "crash", "docs", "simulation", "cli/test_demo.py", "cli/test_hostile_strings.py",
     "cli/test_random_lines.py", "cli/test_three_in_the_morning.py", "postgres", "runner/test_outage.py",
-    "testing/test_exactly_once.py", "testing/test_servers.py", "testing/test_testing_guide.py", "test_examples.py",
+    "runner/test_rocksdb.py", "testing/test_exactly_once.py", "testing/test_servers.py",
+    "testing/test_testing_guide.py", "test_examples.py",
 ]  # fmt: skip
 assert all((HERE / name).exists() for name in SLOW), "a file was moved: SLOW has its former name"
 FIRST = ["simulation", "crash"]  # minutes in a few tests: at the end the other processes would wait for them
