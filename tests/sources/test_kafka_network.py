@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from redrive import App, Event, Tx
 from redrive.kafka import Topic
+from redrive.kafka.reading import TopicReader
 from redrive.testing import Harness
 from redrive.testing.kafka import Kafka, KafkaProxy, write
 
@@ -113,6 +115,47 @@ def test_whichever_packet_is_lost_nothing_is_lost_or_doubled(shop: Shop, proxy: 
             assert fault.fired
     shop.harness.advance("2m")
     shop.check()
+
+
+class HardOfHearing:
+    """A consumer that does not hear what topics there are before a message has come by."""
+
+    def __init__(self, real: Any) -> None:
+        self._real, self.has_polled = real, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def poll(self, wait: float) -> Any:
+        found = self._real.poll(wait)
+        self.has_polled = self.has_polled or (found is not None and found.error() is None)
+        return found
+
+    def list_topics(self, *asked: Any, **options: Any) -> Any:
+        if not self.has_polled:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return self._real.list_topics(*asked, **options)
+
+
+def test_a_message_that_comes_while_the_broker_is_asked_for_something_else_is_not_passed_over(
+    cluster: Kafka, proxy: KafkaProxy
+) -> None:
+    name = f"orders{next(NUMBERS)}"
+    cluster.make(name, 1)
+    topic = Topic(proxy.bootstrap, name, options=QUICK, look_every=0.0)
+    reader, read = TopicReader(topic, "shop"), list[str]()
+    try:
+        positions: dict[int, str] = {}
+        for n in range(0, 10, 2):
+            write(cluster.bootstrap, [{"topic": name, "partition": 0, "value": str(one)} for one in (n, n + 1)])
+            while str(n + 1) not in read:
+                for message in reader.read(positions, 10, 0.2):
+                    positions[0] = message.position
+                    read.append(message.event.data_raw.decode())
+            reader._consumer = HardOfHearing(reader._consumer)
+    finally:
+        reader.close()
+    assert read == [str(n) for n in range(10)]
 
 
 def test_a_broker_that_nobody_reaches_is_waited_for(shop: Shop, proxy: KafkaProxy) -> None:

@@ -13,7 +13,7 @@ from redrive.mirrors.files import read as read_files
 from redrive.mirrors.lines import BEGINNING, Damage
 
 _LOOK = 65_536  # bytes
-_BROKERS = {"redis": "redrive.redis.letters", "rediss": "redrive.redis.letters", "unix": "redrive.redis.letters"}
+_BROKERS = {"redis": "redrive.redis.letters", "rediss": "redrive.redis.letters"}
 
 
 def is_mirror(place: str) -> bool:
