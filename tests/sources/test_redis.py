@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -309,6 +310,23 @@ def test_what_is_trimmed_while_there_is_no_group_is_told(shops: Any, server: Any
     shop.harness.restart()
     shop.harness.run_until_idle()
     assert shop.reasons == ["lost_at_source"]
+
+
+@WAYS
+def test_who_stops_does_not_wait_for_the_server(valkey_url: str, server: Any, way: dict[str, Any]) -> None:
+    stream = Stream(valkey_url, "orders", **way)
+    reader = stream.open("shop.orders")
+    with ThreadPoolExecutor(1) as other:
+        say(server, 1)
+        messages = list(reader.read({}, 10, 0.0))
+        at = {0: messages[-1].position}
+        reader.settled(messages)
+        waiting = other.submit(reader.read, at, 10, 1_000.0)  # longer than any test may take
+        while not any(client["flags"] == "b" for client in server.client_list()):
+            assert not waiting.done()
+        reader.hurry()
+        assert list(waiting.result()) == []
+    reader.close()
 
 
 @WAYS

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 ASK_SECONDS_MAX = 5.0  # for which a broker may keep us waiting before it counts as down
 STEP_SECONDS = 0.2  # between two looks at whether it is down
 COMMIT_SECONDS = 1.0  # between two courtesies
+REFUSED_SECONDS = 30.0  # after one that was not accepted
 TUNED = {
     "queued.max.messages.kbytes": 16_384,  # what was fetched and has not landed is fetched again by the next owner
     "queued.min.messages": 20_000,
     "fetch.queue.backoff.ms": 10,  # a full queue is empty again sooner than in the second that is the default
 }
+# We join no group. But so long does closing wait for a commit that has found no coordinator yet.
+NO_MEMBER = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 300}
 
 
 class TopicReader(Reader):
@@ -45,24 +48,25 @@ class TopicReader(Reader):
         self._anchored: set[int] = set()  # partitions whose last message is read again, to compare it
         self._out_of_range: set[int] = set()
         self._lost: list[Message] = []
+        self._early: list[Any] = []  # came while we asked for something else, and is the next to be read
         self._trouble: KafkaError | None = None
-        self._look_at = self._commit_at = 0.0
+        self._look_at = self._commit_at = self._not_before = 0.0
         self._committed: dict[int, int] = {}
         self._has_complained = False
         settings = {
             "group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False,
             "auto.offset.reset": "error", "isolation.level": "read_committed", "enable.partition.eof": True,
             "check.crcs": True, "allow.auto.create.topics": False, "error_cb": self._on_error,
-            "on_commit": self._on_commit,
+            "on_commit": self._on_commit, **NO_MEMBER,
         }  # fmt: skip
         try:
-            self._consumer = Consumer(topic.config({**TUNED, **topic.options, **settings}))
+            self._consumer: Any = Consumer(topic.config({**TUNED, **topic.options, **settings}))
         except (KafkaException, TypeError, ValueError) as error:
             raise Halted(f"{topic.log}: {topic.told(error)}; look at options= of the topic") from None
 
     def close(self) -> None:
-        """Let it go. `Consumer.close` leaves a group, where we are none, and waits for brokers that do not answer."""
-        del self._consumer
+        """Let it go. `Consumer.close` leaves a group, where we are none, and may wait for a broker without end."""
+        self._consumer = None
 
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
         """The next messages. Without a wait, none means: all that the broker has been asked for has been read."""
@@ -97,7 +101,7 @@ class TopicReader(Reader):
         found = self._poll(limit, 0.0)
         if found:
             return found
-        until, highs = time.monotonic() + ASK_SECONDS_MAX, self._offsets(self._places, OFFSET_END)
+        until, highs = time.monotonic() + ASK_SECONDS_MAX, self._highs(self._places)
         while not (found or self._out_of_range or self._has_reached(highs)):
             if time.monotonic() >= until:
                 raise SourceDown(f"{self.topic.log}: no answer from {self.topic.bootstrap} for {ASK_SECONDS_MAX:g} s")
@@ -113,7 +117,9 @@ class TopicReader(Reader):
 
     def _poll(self, limit: int, wait: float) -> list[Message]:
         consumer, raw = self._consumer, []
-        if wait > 0:  # unlike consume, poll does not wait until it has as many as were asked for
+        if self._early:
+            raw, self._early = self._early, []
+        elif wait > 0:  # unlike consume, poll does not wait until it has as many as were asked for
             first = consumer.poll(wait)
             raw = [] if first is None else [first, *consumer.consume(limit - 1, 0)]
         else:
@@ -134,7 +140,7 @@ class TopicReader(Reader):
         messages = self._decoder(good)
         for partition, index in {message.partition: index for index, message in enumerate(messages)}.items():
             last = good[index]
-            place = Place(last.offset() + 1, anchor_of(last), self.topic.generation)
+            place = Place(last.offset(), anchor_of(last), self.topic.generation)
             self._places[partition] = place
             messages[index] = messages[index]._replace(position=str(place))
         return messages
@@ -157,10 +163,10 @@ class TopicReader(Reader):
             return False
         self._anchored.discard(partition)
         place = self._places[partition]
-        if message.offset() != place.next - 1:
+        if message.offset() != place.last:
             return False
         if anchor_of(message) != place.anchor:
-            why = f"the message at offset {place.next - 1} is another than the one that has landed"
+            why = f"the message at offset {place.last} is another than the one that has landed"
             raise trouble.another(self.topic, partition, why)
         return True
 
@@ -179,7 +185,7 @@ class TopicReader(Reader):
         if new := found.partitions.keys() - places.keys():
             # Of a partition that was not there when we began, everything is ours to read; of others, what there is.
             lows = dict.fromkeys(new, 0) if places else self._offsets(new, OFFSET_BEGINNING)
-            places |= {partition: Place(low, "", topic.generation) for partition, low in lows.items()}
+            places |= {partition: Place.before(low, topic.generation) for partition, low in lows.items()}
             self.starts = {partition: str(places[partition]) for partition in new}
         self._assign((places.keys() - self._places.keys()) | self._out_of_range, places)
         self._look_at = time.monotonic() + topic.look_every
@@ -191,7 +197,8 @@ class TopicReader(Reader):
             try:
                 return self._consumer.list_topics(self.topic.name, timeout=STEP_SECONDS).topics[self.topic.name]
             except KafkaException:
-                self._consumer.poll(0)
+                if (early := self._consumer.poll(0)) is not None:
+                    self._early.append(early)  # not what we wait for, but it does not come again
                 if self._trouble is not None or time.monotonic() > until:
                     raise
 
@@ -206,13 +213,11 @@ class TopicReader(Reader):
     def _assign(self, partitions: Iterable[int], places: Mapping[int, Place]) -> None:
         """Begin to read them, or begin again."""
         wanted = sorted(partitions)
+        self._early = [early for early in self._early if early.partition() not in wanted]  # they come again
         if again := [self._at(partition) for partition in wanted if partition in self._out_of_range]:
             self._consumer.incremental_unassign(again)
-        lows, highs = self._offsets(wanted, OFFSET_BEGINNING), self._offsets(places, OFFSET_END)
-        for partition, place in places.items():
-            if highs[partition] < place.next:
-                why = f"offset {place.next - 1} was read, but it ends at {highs[partition]}"
-                raise trouble.another(self.topic, partition, why)
+        lows = self._offsets(wanted, OFFSET_BEGINNING)
+        self._highs(places)
         assigned = []
         for partition in wanted:
             low = lows[partition]
@@ -233,9 +238,18 @@ class TopicReader(Reader):
             raise trouble.too_late(topic, why, low)
         id = f"{self._decoder.prefix}{partition}/{place.next}-{low - 1}:lost"
         event = refusal(LOST, why, id=id, type=REFUSED, key=None, time_us=0)
-        after = Place(low, "", topic.generation)
+        after = Place.before(low, topic.generation)
         self._lost.append(Message(partition, str(after), event, True))
         return after
+
+    def _highs(self, places: Mapping[int, Place]) -> dict[int, int]:
+        """Where the partitions end: never before the place that was read."""
+        highs = self._offsets(places, OFFSET_END)
+        for partition, place in places.items():
+            if highs[partition] < place.next:
+                why = f"offset {place.last} was read, but it ends at {highs[partition]}"
+                raise trouble.another(self.topic, partition, why)
+        return highs
 
     def _offsets(self, partitions: Iterable[int], which: int) -> dict[int, int]:
         """The first, or the one behind the last, as the broker says now: one question for all of them."""
@@ -253,7 +267,7 @@ class TopicReader(Reader):
 
     def _commit(self, positions: Positions, *, now: bool) -> None:
         """Tell Kafka how far we are, for tools that show a lag. Nothing depends on it."""
-        if not now and time.monotonic() < self._commit_at:
+        if time.monotonic() < max(self._not_before, 0.0 if now else self._commit_at):
             return
         to = {partition: place.next for partition, place in self._stored(positions).items() if place.anchor}
         if to == self._committed:
@@ -265,7 +279,10 @@ class TopicReader(Reader):
             self._on_commit(error.args[0], [])
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        if error is not None and not self._has_complained:
+        if error is None:
+            return
+        self._committed, self._not_before = {}, time.monotonic() + REFUSED_SECONDS
+        if not self._has_complained:
             self._has_complained = True
             log.info("%s: lag tools see nothing: %s", self.topic.log, self.topic.told(error.str()))
 
@@ -274,7 +291,7 @@ class TopicReader(Reader):
             self._trouble = error
 
     def _told(self, error: KafkaError) -> Exception:
-        """The same in our words; callbacks that were not heard yet may have better ones."""
+        """The same in our words; callbacks that were not heard yet may have better ones. We are closed after this."""
         if error is not self._trouble:
             self._consumer.poll(0)
         return trouble.told(self.topic, self._trouble or error)

@@ -32,6 +32,8 @@ _OURS = {
     "group.protocol": "partitions are assigned by redrive's lease, not by the group",
     "group.instance.id": "partitions are assigned by redrive's lease, not by the group",
     "partition.assignment.strategy": "partitions are assigned by redrive's lease, not by the group",
+    "session.timeout.ms": "partitions are assigned by redrive's lease, not by the group",
+    "heartbeat.interval.ms": "partitions are assigned by redrive's lease, not by the group",
     "enable.auto.commit": "an offset counts when its event has landed, not when it was fetched",
     "auto.commit.interval.ms": "an offset counts when its event has landed, not when it was fetched",
     "enable.auto.offset.store": "an offset counts when its event has landed, not when it was fetched",

@@ -156,8 +156,15 @@ class LandingLoop(Loop):
         self._cursor: dict[int, str] = {}  # how far was read, which may not have landed yet
         self._ahead: asyncio.Future[Read] | None = None  # a read that was begun before its turn
         self._wait = 0.0
+        self._waiting: Reader | None = None  # who may wait for what is not there yet
         self._turn = Turn(duty, source.behind) if source.behind is not None else None
         self._read_max = READ_MAX if self._turn is None else BEHIND_MAX
+
+    def stop(self) -> None:
+        """What waits for the broker need not, any more."""
+        super().stop()
+        if self._waiting is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._waiting.hurry)
 
     @property
     def is_idle(self) -> bool:
@@ -205,8 +212,10 @@ class LandingLoop(Loop):
         if self._turn is not None and (wait := await self.bridge.run(self._turn.look)):
             await self.rest(wait.idle, min(wait.seconds, self.pause_length()))
             return
+        self._waiting = reader if self._wait > 0 else None
         reading, self._ahead = self._ahead or self._read(reader), None
         messages, starts, landing = await reading
+        self._waiting = None
         if not (messages or starts):
             await self._had_nothing()
             return
@@ -235,7 +244,7 @@ class LandingLoop(Loop):
         """Begin to read. What was waited for lands at once: to wake us first would take as long as writing it."""
         positions, wait = dict(self._cursor), self._wait
         landing: asyncio.Future[bool] | None = None
-        if wait > 0:
+        if wait > 0 and self._turn is None:
             landing = asyncio.get_running_loop().create_future()
             landing.add_done_callback(_heard)
 

@@ -51,6 +51,9 @@ class Reader(ABC):
     def close(self) -> None:
         """Let go of the connection."""
 
+    def hurry(self) -> None:  # noqa: B027  # most have nothing to hurry
+        """A read that waits may end now; the one method that is called while another runs. May do nothing."""
+
 
 class Source(ABC):
     """A broker's stream or topic, as a program names it: source, and target."""
