@@ -87,6 +87,7 @@ DRIVERS = {
     "rocksdb/folder.py": {"rocksdict"},
     "testing/sim/streams.py": {"redis"},
     "redis/sending.py": {"redis"},
+    "redis/health.py": {"redis"},
     "kafka/reading.py": {"confluent_kafka"},
     "kafka/sending.py": {"confluent_kafka"},
     "kafka/trouble.py": {"confluent_kafka"},

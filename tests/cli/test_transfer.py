@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import tempfile
 from datetime import UTC, datetime, timedelta
@@ -343,3 +344,26 @@ def test_bytes_that_are_no_json_leave_as_they_are(store: str) -> None:
     app.close()
     assert isinstance(row, EventRow)
     assert base64.b64decode(json.loads(text)["data_base64"]) == b"\xff\x00"
+
+
+@pytest.mark.parametrize("line", [["export", "orders", "--yes"], ["dlq", "export", "--all"]])
+def test_a_link_and_a_pipe_stay_what_they_are(shop: Any, line: list[str]) -> None:
+    shop.append(1, -2)
+    assert shop.redrive("run", "shop:app", "--until-idle").code == 0
+    real, link, pipe = shop.folder / "real.jsonl", shop.folder / "link.jsonl", shop.folder / "pipe"
+    link.symlink_to(real)
+    assert shop.redrive(*line, "--out", "link.jsonl", "--store", "shop.db").code == 0
+    assert link.is_symlink() and len(real.read_text().splitlines()) == 2
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:  # as a device, it cannot be replaced
+        assert shop.redrive(*line, "--out", "pipe", "--store", "shop.db").code == 0
+        assert reader.read() == real.read_text()
+    assert pipe.is_fifo()
+    assert list(shop.folder.glob("*.part")) == []
+
+
+def test_a_dash_is_stdout(shop: Any) -> None:
+    shop.append(1, 2)
+    answer = shop.process("export", "orders", "--out", "-", "--store", "shop.db")
+    assert (answer.code, len(answer.out.splitlines())) == (0, 2)
+    assert not (shop.folder / "-").exists()

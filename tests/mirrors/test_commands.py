@@ -79,7 +79,7 @@ def test_what_is_damaged_is_told(redrive: Said, dead: Path, store: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["nowhere.jsonl", "redis://127.0.0.1:1/0/orders:dlq", "redis://127.0.0.1:1", "redis://:x/"]
+    "place", ["nowhere.jsonl", "/etc", "redis://127.0.0.1:1/0/orders:dlq", "redis://127.0.0.1:1", "redis://:x/"]
 )
 def test_a_place_that_is_none_is_an_error_in_a_sentence(redrive: Said, store: str, place: str) -> None:
     code, out, err = redrive("--store", store, "dlq", "import", place, *WHY, "--yes")

@@ -136,8 +136,8 @@ def test_truncated_anywhere_the_rest_is_read_and_what_is_gone_is_written_again(t
     starts = [0, *[at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]]
     for length in range(len(whole)):
         folder = tmp_path / str(length)
-        path = written(folder, 3)
-        path.write_bytes(whole[:length])
+        (folder / "2026/11/16").mkdir(parents=True)
+        (folder / "2026/11/16/letters.jsonl").write_bytes(whole[:length])
         found = list(mirrors.read(folder))
         held = [one.letter for one in found if isinstance(one, mirrors.Entry)]
         assert held in ([1, 2, 3][: sum(start <= length for start in starts[1:])], [1, 2, 3][: len(held)])

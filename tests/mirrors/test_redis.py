@@ -56,9 +56,9 @@ def test_what_comes_from_a_stream_and_its_backfill_dies_beside_them(
     server: Any, valkey_url: str, backend: str | None
 ) -> None:
     app = App("/nonexistent/x.db", name="shop")
-    for number, name in enumerate(("orders", "orders:backfill")):
+    for late in (False, True):
 
-        @app.projection(Stream(valkey_url, name, partitions=1), name=f"take{number}")
+        @app.projection(Stream(valkey_url, "orders", partitions=1, backfill=late), name=f"take{int(late)}")
         def take(event: Event[Any], tx: Tx) -> None:
             raise Reject("never")
 

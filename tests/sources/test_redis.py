@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from streamshop import say
 from redrive import App, UsageError
 from redrive.redis import Stream
 from redrive.redis.ids import id_of
+from redrive.replay.prune import What
 from redrive.runner import land
 from redrive.testing.failpoints import FailpointHit, failpoint
 
@@ -308,3 +310,39 @@ def test_what_is_trimmed_while_there_is_no_group_is_told(shops: Any, server: Any
     shop.harness.restart()
     shop.harness.run_until_idle()
     assert shop.reasons == ["lost_at_source"]
+
+
+@WAYS
+def test_who_stops_does_not_wait_for_the_server(valkey_url: str, server: Any, way: dict[str, Any]) -> None:
+    stream = Stream(valkey_url, "orders", **way)
+    reader = stream.open("shop.orders")
+    with ThreadPoolExecutor(1) as other:
+        say(server, 1)
+        messages = list(reader.read({}, 10, 0.0))
+        at = {0: messages[-1].position}
+        reader.settled(messages)
+        waiting = other.submit(reader.read, at, 10, 1_000.0)  # longer than any test may take
+        while not any(client["flags"] == "b" for client in server.client_list()):
+            assert not waiting.done()
+        reader.hurry()
+        assert list(waiting.result()) == []
+    reader.close()
+
+
+@WAYS
+def test_an_id_counts_once_as_long_as_its_event_is_kept(shops: Any, server: Any, way: dict[str, Any]) -> None:
+    shop = shops(**way)
+
+    def repeat(at: int) -> list[str]:
+        server.xadd("orders", {"id": "order-1", "data": "1"}, id=f"{at}-1")  # long ago, by the clock of the test
+        server.xadd("orders", {"data": "2"}, id=f"{at}-2")
+        shop.harness.run_until_idle()
+        return [id for id, _, _ in shop.given if id == "order-1"]
+
+    assert repeat(1) == repeat(2) == ["order-1"]
+    shop.harness.advance("40d")
+    assert repeat(3) == ["order-1"]  # the window is not a time: it is how long the event is kept
+    desk, what = shop.app.operate(), What(30 * 86_400.0, logs=("redis:orders",), no_rebuild=("write_down",))
+    desk.prune(what, desk.plan_prune(what), "old")
+    assert repeat(4) == ["order-1", "order-1"]
+    assert shop.reasons == []

@@ -208,6 +208,15 @@ def test_a_lost_reply_is_one_whose_request_has_arrived(caller: Caller, echo: Ech
     assert echo.heard == [b"a", b"b"]
 
 
+def test_an_answer_that_a_cut_forestalls_is_lost_as_well(caller: Caller, echo: Echo, proxy: FaultProxy) -> None:
+    lost, seen = proxy.lose_reply(holding=b"half"), proxy.stall(holding=b"line")
+    caller.say("half a line")
+    seen.wait()
+    assert not lost.fired
+    proxy.cut()
+    lost.wait()
+
+
 def test_a_reply_that_is_lost_in_silence_never_comes_and_its_connection_does_not_come_back(
     caller: Caller, echo: Echo, proxy: FaultProxy
 ) -> None:

@@ -42,7 +42,7 @@ def doctor(store: str | None, program: str | None, as_json: bool) -> int:
 
 def _examine(store: str | None, program: str | None) -> list[Finding]:
     """Settings that cannot be read and a store that cannot be opened are findings too."""
-    from redrive.replay.doctor import PROBLEM, Finding, examine
+    from redrive.replay.doctor import PROBLEM, Finding, examine, examine_brokers
 
     found: list[Finding] = []
     with opened(store, program, create=True) as app:  # nothing is opened yet, and nothing made
@@ -57,6 +57,7 @@ def _examine(store: str | None, program: str | None) -> list[Finding]:
             runtime.check_exists()
             app.operate()  # opens the store, and imports what the program includes
             seen = list(examine(runtime.store, runtime.env, settings, app.subscriptions if program else None))
+            seen += examine_brokers(app.subscriptions.values())
             return found + [one for one in seen if not (found and one.check == "settings")]
         except StoreError as error:
             found.append(Finding("store", PROBLEM, str(error), "nothing in it can be looked at until it opens"))

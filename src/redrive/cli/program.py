@@ -35,13 +35,18 @@ def complete_file(out: str | None) -> Iterator[BinaryIO]:
         yield stream
         stream.flush()
         return
-    part = Path(f"{out}.part")
+    if os.path.exists(out) and not os.path.isfile(out):  # a pipe or a device is written to, never replaced
+        with open(out, "wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(out))  # what a link leads to is replaced, and the link stays
+    part = target.with_name(f"{target.name}.part")
     try:
         with part.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, out)
+        os.replace(part, target)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -56,6 +61,8 @@ def check_target(out: str | None) -> None:
 def is_database(name: str) -> bool:
     """Is this file a store, or another database? Nothing is ever exported over one."""
     try:
+        if not os.path.isfile(name):  # who reads from a pipe waits for its writer
+            return False
         with open(name, "rb") as file:
             return file.read(16) == b"SQLite format 3\0"
     except (OSError, ValueError):

@@ -56,8 +56,9 @@ def export_log(
     from redrive.replay.transfer import export
 
     wanted = Wanted(log, key, kind, moment_of(since), moment_of(until))
+    out = None if out == "-" else out
     check_target(out)
-    if out is not None and os.path.exists(out):
+    if out is not None and os.path.isfile(out):
         confirm(f"Replace {plain(out)} ({os.path.getsize(out):,} bytes)?", yes)
     with opened(store, program) as app:
         waits = scheduled_for(app.runtime.store, log)

@@ -48,6 +48,7 @@ class TopicReader(Reader):
         self._anchored: set[int] = set()  # partitions whose last message is read again, to compare it
         self._out_of_range: set[int] = set()
         self._lost: list[Message] = []
+        self._early: list[Any] = []  # came while we asked for something else, and is the next to be read
         self._trouble: KafkaError | None = None
         self._look_at = self._commit_at = self._not_before = 0.0
         self._committed: dict[int, int] = {}
@@ -116,7 +117,9 @@ class TopicReader(Reader):
 
     def _poll(self, limit: int, wait: float) -> list[Message]:
         consumer, raw = self._consumer, []
-        if wait > 0:  # unlike consume, poll does not wait until it has as many as were asked for
+        if self._early:
+            raw, self._early = self._early, []
+        elif wait > 0:  # unlike consume, poll does not wait until it has as many as were asked for
             first = consumer.poll(wait)
             raw = [] if first is None else [first, *consumer.consume(limit - 1, 0)]
         else:
@@ -194,8 +197,8 @@ class TopicReader(Reader):
             try:
                 return self._consumer.list_topics(self.topic.name, timeout=STEP_SECONDS).topics[self.topic.name]
             except KafkaException:
-                if not self._places:  # later on, a message might come of it
-                    self._consumer.poll(0)
+                if (early := self._consumer.poll(0)) is not None:
+                    self._early.append(early)  # not what we wait for, but it does not come again
                 if self._trouble is not None or time.monotonic() > until:
                     raise
 
@@ -210,6 +213,7 @@ class TopicReader(Reader):
     def _assign(self, partitions: Iterable[int], places: Mapping[int, Place]) -> None:
         """Begin to read them, or begin again."""
         wanted = sorted(partitions)
+        self._early = [early for early in self._early if early.partition() not in wanted]  # they come again
         if again := [self._at(partition) for partition in wanted if partition in self._out_of_range]:
             self._consumer.incremental_unassign(again)
         lows = self._offsets(wanted, OFFSET_BEGINNING)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from redrive.errors import UsageError
 from redrive.mirrors.entry import Entry
+from redrive.mirrors.files import paths
 from redrive.mirrors.files import read as read_files
 from redrive.mirrors.lines import BEGINNING, Damage
 
 _LOOK = 65_536  # bytes
-_BROKERS = {"redis": "redrive.redis.letters", "rediss": "redrive.redis.letters", "unix": "redrive.redis.letters"}
+_BROKERS = {"redis": "redrive.redis.letters", "rediss": "redrive.redis.letters"}
 
 
 def is_mirror(place: str) -> bool:
@@ -33,6 +34,8 @@ def read(place: str) -> Iterator[Entry | Damage]:
     """What it says, in order and as often as it says it."""
     broker = _broker(place)
     if broker is None:
+        if Path(place).is_dir() and not paths(Path(place)):
+            raise UsageError(f"{place!r} holds no letters: name the folder in which the years are, or a file")
         yield from read_files(place)
     else:
         try:

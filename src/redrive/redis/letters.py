@@ -1,6 +1,6 @@
 """Letters mirrored to Redis or Valkey: as entries of `{stream}:dlq`, or as a hash with an index by time.
 
-A stream is told of each burial and keeps it; an index holds the dead letters that there are, and no others. Where a
+A stream is told of each burial, and keeps it; an index holds the dead letters that there are, and no others. Where a
 server was emptied, an index is written anew; a stream goes on with what comes.
 """
 
@@ -58,7 +58,7 @@ class _RedisMirror(Mirror):
 
 
 class LetterStream(_RedisMirror):
-    """Each burial of a letter is an entry of a stream: the event, and why it could not be handled.
+    """Each burial of a letter, and each edit of a dead one, is an entry of a stream: the event, and why it failed.
 
     The stream is called `{source}:dlq`, where the source is what the subscription reads; `orders:dlq` for a stream
     `orders`, `orders:backfill:dlq` for what comes from `orders:backfill`. `stream=` says otherwise, and may also name
@@ -213,7 +213,7 @@ def _shown(parts: Any) -> str:
 
 def _connect(url: str) -> Redis:
     try:
-        return redis.Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=30.0, health_check_interval=0)
+        return redis.Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=10.0, health_check_interval=0)
     except ValueError as error:
         raise UsageError(f"that is no address of a Redis server: {error}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
@@ -44,10 +44,25 @@ class _Reader(Reader):
             self.server = stream.connect()
         for command in ("XREAD", "XREADGROUP"):  # entries as they come: theirs would be a dict each
             self.server.set_response_callback(command, _as_it_is)
+        self._connection: int | None = None  # its number, by which it can be told not to wait any longer; 0: unknown
         self._names, self._quick = stream.streams, Quick(stream.codec, stream.name)
 
     def close(self) -> None:
         self.server.close()
+
+    def hurry(self) -> None:
+        # A server looks ten times a second whose time is over: who stops would wait for that, too.
+        if self._connection:
+            with suppress(redis.RedisError, OSError), self.stream.connect() as other:
+                other.client_unblock(self._connection)
+
+    def block(self, wait: float) -> int:
+        """For how many milliseconds to wait; by now it is time to know who we are."""
+        if self._connection is None:
+            self._connection = 0
+            with suppress(redis.ResponseError):  # not everybody may ask
+                self._connection = self.server.client_id()
+        return max(1, round(wait * 1000))
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -182,7 +197,7 @@ class OrderedReader(_Reader):
     def _wait(self, places: list[Place], limit: int, wait: float) -> list[Message]:
         """What comes next, as soon as it comes. What was lost meanwhile is missed at the next look: it is counted."""
         ids: dict[Any, Any] = {name: place.id for name, place in zip(self._names, places, strict=True)}
-        found = _by_name(self.server.xread(ids, count=limit, block=round(wait * 1000)))
+        found = _by_name(self.server.xread(ids, count=limit, block=self.block(wait)))
         messages: list[Message] = []
         for number, (name, place) in enumerate(zip(self._names, places, strict=True)):
             messages += self._number(number, found.get(name.encode(), []), place)
@@ -344,7 +359,7 @@ class GroupReader(_Reader):
         lost = self._compare(Census.of(state), group, low)
         if lost is not None:
             return [lost]
-        found = self._get(self.server, ">", limit, max(1, round(wait * 1000)) if wait > 0 else None)
+        found = self._get(self.server, ">", limit, self.block(wait) if wait > 0 else None)
         return self._messages(_entries(found), low, group.get("entries-read"))
 
     def _ask(self, queue: Callable[[Any], None]) -> tuple[Any, ...]:

@@ -108,7 +108,7 @@ class StreamSender:
         connection: Any = None
         try:
             connection = pool.get_connection()
-            connection.send_packed_command([command for _, command in commands], check_health=False)
+            connection.send_packed_command([b"".join([command for _, command in commands])], check_health=False)
             answers = [_answer(connection) for _ in commands]
         except (redis.RedisError, OSError) as error:
             if connection is not None:

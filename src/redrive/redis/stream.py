@@ -7,6 +7,7 @@ whoever else reads in it; a group hands out entries in nobody's order, so `order
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from redrive.errors import UsageError
@@ -26,6 +27,8 @@ MIN_IDLE = "60s"
 class Stream(Source):
     """One stream, or the `partitions` streams NAME:0, NAME:1, …; source and target.
 
+    With `backfill=True` the stream NAME:backfill, which is taken in only while nobody has work on NAME.
+
     >>> Stream("redis://localhost", "orders", partitions=1).ordered
     True
     """
@@ -42,8 +45,12 @@ class Stream(Source):
         format: Format = "auto",
         codec: Codec | None = None,
         maxlen: int | None = None,
+        backfill: bool = False,
     ) -> None:
         check_type(name)
+        if backfill:
+            self.behind = f"{self.scheme}:{name}"
+            name = check_type(f"{name}:backfill")
         if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
             raise UsageError(f"{name}: partitions={partitions!r}; give a number from 1 to {PARTITIONS_MAX:,}")
         if maxlen is not None and maxlen < 1:
@@ -83,6 +90,12 @@ class Stream(Source):
         kind: Any = OrderedReader if self.ordered else GroupReader
         reader: Reader = kind(self, group)
         return reader
+
+    def warnings(self) -> Sequence[str]:
+        """What the server says of itself that will hurt."""
+        from redrive.redis.health import warnings
+
+        return warnings(self)
 
     def sink(self, name: str) -> BrokerSink:
         """Write to it, as a delivery of this name."""

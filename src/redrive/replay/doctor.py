@@ -6,17 +6,18 @@ It only looks. Each finding says what it means; `ok` ones are told too, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from redrive.clock import Env, short_name
-from redrive.errors import UsageError
+from redrive.errors import SourceDown, UsageError
 from redrive.policy.lease import Lease, State, state_of
 from redrive.replay.machine import examine_file, examine_server
 from redrive.settings import Settings, check_subscriptions
 from redrive.store.address import is_postgres
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
 from redrive.store.scheduled import next_due
+from redrive.subscription import Subscription
 from redrive.units import show_duration
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -58,6 +59,23 @@ def examine(store: Store, env: Env, settings: Settings, declared: Collection[str
     if not any(one.subscription for one in found):
         count = f"{len(rows)} subscriptions" if len(rows) != 1 else "1 subscription"
         yield Finding("subscriptions", OK, f"{count}: none is halted, paused, forgotten or held up")
+
+
+def examine_brokers(subscriptions: Iterable[Subscription]) -> Iterator[Finding]:
+    """Ask the brokers that a program reads from."""
+    for subscription in subscriptions:
+        source = subscription.origin
+        if source is None:
+            continue
+        try:
+            found = source.warnings()
+        except SourceDown as error:
+            yield Finding("broker", PROBLEM, str(error), "start it, or correct the address in the program", source.log)
+            continue
+        for text in found:
+            yield Finding("broker", WARNING, f"{source.log}: {text}", "", source.log)
+        if not found:
+            yield Finding("broker", OK, f"{source.log} answers, and warns of nothing")
 
 
 def _clock(tx: StoreTx, now: float) -> Finding:

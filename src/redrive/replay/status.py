@@ -20,7 +20,7 @@ class SubscriptionStatus:
     source: str
     order: str
     position: int
-    lag_events: int  # events above the progress and not settled, asked for or not
+    lag_events: int  # events above the progress and not settled, asked for or not; of a mirror, changes of letters
     lag_seconds: float  # age of the oldest of them
     scheduled: int  # events that are appended to its source later
     applied: int
@@ -75,7 +75,11 @@ def _of(
     tx: StoreTx, row: Subscribed, progress: ProgressRow, env: Env, waiting: Mapping[str, int], lag_max: int
 ) -> SubscriptionStatus:
     now = env.clock.now()
-    lag, oldest = (_mirror_lag if row.kind == "mirror" else _log_lag)(tx, row, progress, lag_max)
+    if row.kind == "mirror":  # it follows the journal of letters
+        progress = progress._replace(position=int(landed.positions(tx.sql, row.id).get(0, "0")))
+        lag, oldest = journal.lag(tx.sql, progress.position, lag_max)
+    else:
+        lag, oldest = _log_lag(tx, row, progress, lag_max)
     letters = tx.letters.counts(row.id)
     owned = is_owned(progress, env)
     return SubscriptionStatus(
@@ -100,8 +104,3 @@ def _log_lag(tx: StoreTx, row: Subscribed, progress: ProgressRow, limit: int) ->
     lag -= len(tx.progress.done.of(row.id, progress.position))
     oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
     return lag, None if oldest is None else oldest / 1e6
-
-
-def _mirror_lag(tx: StoreTx, row: Subscribed, progress: ProgressRow, limit: int) -> tuple[int, float | None]:
-    """How many changes of letters are not mirrored, and when the first of them was."""
-    return journal.lag(tx.sql, int(landed.positions(tx.sql, row.id).get(0, "0")), limit)

@@ -7,6 +7,7 @@ log holds already is the same message again, or, with other content, one that a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +18,7 @@ from redrive.observe import signals as sig
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty
 from redrive.runner.loop import Loop
+from redrive.runner.turns import BEHIND_MAX, Turn
 from redrive.runner.wake import Wake
 from redrive.sources.port import Message, Positions, Reader, Source
 from redrive.sources.refusal import ID_COLLISION, refused
@@ -30,6 +32,7 @@ WAIT_MIN, WAIT_MAX = 0.01, 0.2
 WARY_BATCHES = 100  # where one message came again, others will
 
 T = TypeVar("T")
+log = logging.getLogger("redrive")
 
 
 class Read(NamedTuple):
@@ -153,6 +156,15 @@ class LandingLoop(Loop):
         self._cursor: dict[int, str] = {}  # how far was read, which may not have landed yet
         self._ahead: asyncio.Future[Read] | None = None  # a read that was begun before its turn
         self._wait = 0.0
+        self._waiting: Reader | None = None  # who may wait for what is not there yet
+        self._turn = Turn(duty, source.behind) if source.behind is not None else None
+        self._read_max = READ_MAX if self._turn is None else BEHIND_MAX
+
+    def stop(self) -> None:
+        """What waits for the broker need not, any more."""
+        super().stop()
+        if self._waiting is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._waiting.hurry)
 
     @property
     def is_idle(self) -> bool:
@@ -162,6 +174,7 @@ class LandingLoop(Loop):
     async def run(self) -> None:
         await self.bridge.run(self.landing.load)
         try:
+            await self._warn()
             while not self.stopping:
                 if self.duty.paused:
                     await self.renew_if_due()
@@ -172,6 +185,13 @@ class LandingLoop(Loop):
         finally:
             if self._thread is not None:
                 self._thread.shutdown(wait=False)
+
+    async def _warn(self) -> None:
+        """Tell what about the broker will hurt one day."""
+        if not self.source.has_warned:
+            for text in await self._ask(self.source.warnings):
+                log.warning("%s: %s", self.source.log, text)
+            self.source.has_warned = True
 
     async def _read_on(self) -> None:
         """Until a stop or a pause. What was read and did not land is read again by whoever opens it next."""
@@ -189,15 +209,21 @@ class LandingLoop(Loop):
     async def _round(self, reader: Reader) -> None:
         await self.renew_if_due()
         await self.wake.wait(0.0)
+        if self._turn is not None and (wait := await self.bridge.run(self._turn.look)):
+            await self.rest(wait.idle, min(wait.seconds, self.pause_length()))
+            return
+        self._waiting = reader if self._wait > 0 else None
         reading, self._ahead = self._ahead or self._read(reader), None
         messages, starts, landing = await reading
+        self._waiting = None
         if not (messages or starts):
             await self._had_nothing()
             return
         self.idle = False
         self._wait = WAIT_MIN if self._thread is not None and len(messages) < READ_MAX else 0.0
         self._cursor |= {**starts, **{message.partition: message.position for message in messages}}
-        if len(messages) >= READ_MAX:  # a few may be all there is, or say that something is lost: let them land first
+        # A few may be all there is, or say that something is lost: let them land first.
+        if len(messages) >= READ_MAX == self._read_max:
             self._ahead = self._read(reader)
             self._ahead.add_done_callback(_heard)
         has_landed = await (landing or self.bridge.run(lambda: self.landing.land(messages, starts)))
@@ -218,12 +244,12 @@ class LandingLoop(Loop):
         """Begin to read. What was waited for lands at once: to wake us first would take as long as writing it."""
         positions, wait = dict(self._cursor), self._wait
         landing: asyncio.Future[bool] | None = None
-        if wait > 0:
+        if wait > 0 and self._turn is None:
             landing = asyncio.get_running_loop().create_future()
             landing.add_done_callback(_heard)
 
         def read() -> Read:
-            messages, starts = reader.read(positions, READ_MAX, wait), reader.starts
+            messages, starts = reader.read(positions, self._read_max, wait), reader.starts
             if landing is not None and (messages or starts):
                 self.bridge.start(lambda: self.landing.land(messages, starts), landing)
             return Read(messages, starts, landing)

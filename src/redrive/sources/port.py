@@ -51,6 +51,9 @@ class Reader(ABC):
     def close(self) -> None:
         """Let go of the connection."""
 
+    def hurry(self) -> None:  # noqa: B027  # most have nothing to hurry
+        """A read that waits may end now; the one method that is called while another runs. May do nothing."""
+
 
 class Source(ABC):
     """A broker's stream or topic, as a program names it: source, and target."""
@@ -60,10 +63,16 @@ class Source(ABC):
     partitions: int
     ordered: bool  # does it arrive in the order in which each key was written?
     acknowledges: bool  # does the broker forget what it was told to have landed?
+    has_warned = False  # once in the life of a program is enough
+    behind: str | None = None  # the log that goes first: what is here is taken in while nobody has work there
 
     @abstractmethod
     def open(self, group: str) -> Reader:
         """Connect for reading, on behalf of this group."""
+
+    def warnings(self) -> Sequence[str]:
+        """What about the broker will hurt one day; asked when a worker starts, and by `redrive doctor`."""
+        return ()
 
     @property
     def log(self) -> str:

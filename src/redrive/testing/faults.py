@@ -8,13 +8,14 @@ import socket
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from redrive.errors import UsageError
 
 Way = Literal["requests", "replies"]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Read = Callable[[Way, asyncio.StreamReader], Awaitable[bytes]]
 Find = Callable[["Link", Way, bytes, bool], list[tuple[int, "Trap"]]]
 
 WAYS: tuple[Way, Way] = ("requests", "replies")
@@ -106,8 +107,8 @@ class LoseReply(Trap):
 class Link:
     """One connection of a program, and ours to the server for it."""
 
-    def __init__(self, find: Find, delays: Mapping[Way, float], program: Streams, server: Streams) -> None:
-        self._find, self._delays = find, delays
+    def __init__(self, read: Read, find: Find, delays: Mapping[Way, float], program: Streams, server: Streams) -> None:
+        self._read, self._find, self._delays = read, find, delays
         self._ends: dict[Way, Streams] = {
             "requests": (program[0], server[1]),
             "replies": (server[0], program[1]),
@@ -123,7 +124,7 @@ class Link:
 
     async def _carry(self, way: Way) -> None:
         reader, writer = self._ends[way]
-        while data := await reader.read(CHUNK_BYTES):
+        while data := await self._read(way, reader):
             begins, self._is_asked = way == "requests" and not self._is_asked, way == "requests"
             if way == "replies" and (self.losing or self.is_deaf):
                 await self._lose()
@@ -169,6 +170,9 @@ class Link:
             end(writer, reset)
         for flow in self.flows.values():
             flow.set()
+        lost, self.losing = self.losing, None
+        if lost is not None:  # the answer was not there yet, and now nothing can bring it
+            lost.has_happened()
 
 
 def end(writer: asyncio.StreamWriter, reset: bool) -> None:

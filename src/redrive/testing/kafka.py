@@ -7,6 +7,7 @@ topics may be made and written; what only the mock can do is then left out by th
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.util
 import os
@@ -16,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from redrive.errors import SourceDown, UsageError
+from redrive.testing.faults import Way
+from redrive.testing.proxy import FaultProxy
 
 VARIABLE = "REDRIVE_TEST_KAFKA"
+HOST = "127.0.0.1"
 WRITE_SECONDS_MAX = 60.0
 
 _POINTER, _TEXT, _INT, _LONG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int64
@@ -89,6 +93,31 @@ class Kafka:
         code = getattr(self._library, f"rd_kafka_mock_{deed}")(self._cluster, *arguments)
         if code:
             raise SourceDown(f"the mock cluster refuses {deed}{arguments}: error {code}")
+
+
+class KafkaProxy(FaultProxy):
+    """A fault proxy before a cluster of one broker, which tells its clients where it is: they are told, here."""
+
+    @property
+    def bootstrap(self) -> str:
+        """What the program under test is given."""
+        return f"{HOST}:{self.port}"
+
+    async def _read(self, way: Way, reader: asyncio.StreamReader) -> bytes:
+        """A whole answer at a time, so that an address in it is whole as well."""
+        if way == "requests":
+            return await super()._read(way, reader)
+        try:
+            head = await reader.readexactly(4)
+            body = await reader.readexactly(int.from_bytes(head, "big"))
+        except asyncio.IncompleteReadError as error:
+            return error.partial
+        return head + body.replace(_address(self.target[1]), _address(self.port))
+
+
+def _address(port: int) -> bytes:
+    """As it is in the answers of a broker."""
+    return HOST.encode() + port.to_bytes(4, "big")
 
 
 def write(bootstrap: str, messages: Iterable[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from redrive.errors import UsageError
-from redrive.testing.faults import WAIT_SECONDS_MAX, WAYS, Cut, Link, LoseReply, Stall, Trap, Way, end
+from redrive.testing.faults import CHUNK_BYTES, WAIT_SECONDS_MAX, WAYS, Cut, Link, LoseReply, Stall, Trap, Way, end
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class FaultProxy:
         found = urlsplit(target if "//" in target else f"//{target}")
         if found.hostname is None or found.port is None:
             raise UsageError(f"{target!r} names no server; give host:port, or an address that has both")
-        self._target = (found.hostname, found.port)
+        self.target = (found.hostname, found.port)
         self.port = 0  # known once it has started
         self._delays: dict[Way, float] = dict.fromkeys(WAYS, 0.0)
         self.accepted = 0  # connections, ever
@@ -138,6 +138,10 @@ class FaultProxy:
 
     # ------------------------------------------------------------ in the thread
 
+    async def _read(self, way: Way, reader: asyncio.StreamReader) -> bytes:
+        """What has come, to be passed on; nothing at the end."""
+        return await reader.read(CHUNK_BYTES)
+
     def _find(self, link: Link, way: Way, data: bytes, begins: bool) -> list[tuple[int, Trap]]:
         """The faults that happen in these bytes, in their order."""
         places = [(trap.find(link, data, begins), trap) for trap in self._traps if trap.way == way]
@@ -169,11 +173,11 @@ class FaultProxy:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         try:
-            server = await asyncio.open_connection(*self._target)
+            server = await asyncio.open_connection(*self.target)
         except OSError:  # nobody is there: the program has its connection, and loses it
             end(writer, reset=True)
             return
-        link = Link(self._find, self._delays, (reader, writer), server)
+        link = Link(self._read, self._find, self._delays, (reader, writer), server)
         for way in set(WAYS) - self._stalled:
             link.flows[way].set()
         self._links.add(link)
