@@ -20,7 +20,7 @@ from redrive.failpoints import NAMES
 
 KILLS = 10  # at each failpoint
 NOT_THERE = {("postgres", name) for name in NAMES if name.startswith("checkpoint.")}  # the server does its own
-OF_BROKERS = ("land.", "trim.")  # test_landing_kills, test_chain_kills
+OF_BROKERS = ("land.", "trim.", "mirror.")  # test_landing_kills, test_chain_kills, test_mirror_kills
 NOT_THERE |= {(store, name) for store in ("sqlite", "postgres") for name in NAMES if name.startswith(OF_BROKERS)}
 SEED = int(os.environ.get("REDRIVE_TEST_SEED", "0"))  # other numbers, other schedules
 
