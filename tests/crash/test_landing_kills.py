@@ -17,7 +17,7 @@ from processes import Zygote
 from redrive.failpoints import NAMES
 from redrive.testing.brokers import valkey
 
-KILLS = 10
+KILLS = 14  # at each of five places and in three ways of reading: more than 200
 PLACES = [name for name in NAMES if name.startswith("land.")] + ["batch.before_commit", "batch.committed"]
 
 
