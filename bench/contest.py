@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import letters, postgres, raw, redis, redrives
+from bench import kafka, letters, postgres, raw, redis, redrives
 from bench.lab import Figures, Lab
 
 Round = dict[str, Figures]
@@ -99,6 +99,7 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         Contestant("restart", "restart", "bench.restart:restart", own_file),
         plain("start", "start", "bench.start:start"),
         *_on_postgres(sizes),
+        *_on_kafka(sizes),
         *_on_redis(sizes),
     ]  # fmt: skip
 
@@ -180,6 +181,19 @@ def _on_redis(sizes: Sizes) -> list[Contestant]:
             "server": lab.valkey.url, "per_second": sizes.latency_per_second, "seconds": sizes.latency_seconds,
             "idle_seconds": sizes.idle_seconds}),
     ]  # fmt: skip
+
+
+def _on_kafka(sizes: Sizes) -> list[Contestant]:
+    def on_a_topic(name: str, function: str, n: int) -> Contestant:
+        return Contestant(
+            name, "kafka", f"bench.kafka:{function}", lambda lab: {"bootstrap": lab.topic(n, kafka.build), "n": n}
+        )
+
+    return [
+        on_a_topic("kafka raw", "raw", sizes.events),
+        on_a_topic("kafka projection", "projection", sizes.events),
+        on_a_topic("kafka quixstreams", "quixstreams", sizes.fast_peer),
+    ]
 
 
 def _big_file(lab: Lab, n: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from redrive.testing.brokers import Valkey
+from redrive.testing.kafka import Kafka
 from redrive.testing.servers import Server
 
 Figures = dict[str, float]
@@ -39,6 +40,7 @@ class Lab:
         self._server: Server | None = None
         self._valkey: Valkey | None = None
         self._streams: dict[int, str] = {}
+        self._topics: dict[int, Kafka] = {}
 
     def prepared(self, name: str, build: Callable[[Path], None]) -> Path:
         """A file that is built once per session and copied for every run."""
@@ -77,12 +79,20 @@ class Lab:
             self._databases[name] = url
         return self._databases[name]
 
+    def topic(self, n: int, build: Callable[[int], Kafka]) -> str:
+        """The address of a Kafka, in this process, whose topic holds n messages; nobody takes them away."""
+        if n not in self._topics:
+            self._topics[n] = build(n)
+        return self._topics[n].bootstrap
+
     def __enter__(self) -> Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
+        for cluster in self._topics.values():
+            cluster.close()
         if self._valkey is not None:
             self._valkey.close()
 

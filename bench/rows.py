@@ -50,6 +50,11 @@ def ratio(one: str, other: str) -> Callable[[Round], float]:
     return lambda done: done[one]["rate"] / done[other]["rate"]
 
 
+def cpu_ratio(one: str, other: str) -> Callable[[Round], float]:
+    """The same per second of processor time, where what is waited for is a broker that is none of the contestants."""
+    return lambda done: done[one]["cpu_rate"] / done[other]["cpu_rate"]
+
+
 def figure(who: str, name: str) -> Callable[[Round], float]:
     """A figure of one contestant."""
     return lambda done: done[who][name]
@@ -127,6 +132,10 @@ ROWS: tuple[Row, ...] = (
         ratio("redis group, grown", "redis group")),
     _low("redis", "XADD to applied, 500/s, other process, p50", "ms", 0.8, None, figure("redis latency", "p50_ms")),
     _low("redis", "XADD to applied, 500/s, other process, p99", "ms", 3, None, figure("redis latency", "p99_ms")),
+    Row("kafka", "Kafka (mock): projection / raw loop, per processor time", "x", 0.4, 0.7,
+        cpu_ratio("kafka projection", "kafka raw")),
+    Row("kafka", "Kafka (mock): projection / quixstreams, per processor time", "x", 2, 3,
+        cpu_ratio("kafka projection", "kafka quixstreams")),
 )  # fmt: skip
 
 

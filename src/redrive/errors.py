@@ -62,6 +62,10 @@ class StoreBusy(StoreError):
     """Somebody else held the write lock for too long."""
 
 
+class NotBegun(StoreError):
+    """The connection was lost before anything was done on it: to do it on another is safe."""
+
+
 class CommitUnknown(StoreError):
     """COMMIT was sent and no answer came: it may have happened. Look before acting."""
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 
-from redrive import App, no_retry
+from redrive import App, StoreError, no_retry
 from redrive.settings import Settings
+from redrive.store.postgres.connection import open_connection
 from redrive.testing import FaultProxy, Harness
 from redrive.testing.fakes import FakeEnv
 from redrive.testing.servers import empty
 
+BEGIN = b"BEGIN"
 COMMIT = b"COMMIT\x00"  # as it is sent, and as it is answered
 KEYS, BAD = 4, 7  # every seventh event fails, once
 LEASED = Settings(lease=10.0, poll_min=5.0, poll_max=5.0)
@@ -175,3 +179,48 @@ def test_a_server_that_refuses_is_waited_for_and_goes_on_where_it_was(wire: Faul
         wire.heal()
         shop.harness.advance("2m")
         shop.check(store, ordered=True)
+
+
+@pytest.mark.parametrize("fault", ["cut", "lose_reply"])
+@pytest.mark.parametrize("by", ["append", "append_async"])
+def test_an_append_survives_a_connection_that_turns_out_dead_at_its_first_statement(
+    wire: FaultProxy, store: str, fault: str, by: str
+) -> None:
+    """Nothing had begun: what a router forgot while nobody used it is replaced, and nobody need hear of it."""
+
+    async def say(app: App, n: int) -> None:
+        if by == "append":
+            app.log("orders").append("order.placed", n, key="a")
+        else:
+            await app.log("orders").append_async("order.placed", n, key="a")
+
+    async def main() -> None:
+        for n in range(3):
+            armed = getattr(wire, fault)(holding=BEGIN) if n else None
+            await say(app, n)
+            assert armed is None or armed.fired
+
+    with closing(App(wire.at(store))) as app:
+        asyncio.run(main())
+        assert [(event.data, event.version) for event in app.log("orders").read()] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_an_append_to_a_server_that_ends_every_connection_gives_up(wire: FaultProxy, store: str) -> None:
+    with closing(App(wire.at(store), settings=Settings(pool_max=2))) as app:
+        app.log("orders").append("order.placed", 0)
+        armed = [wire.cut(holding=BEGIN, nth=nth) for nth in range(1, 6)]
+        with pytest.raises(StoreError, match="closed the connection"):
+            app.log("orders").append("order.placed", 1)
+        assert [one.fired for one in armed] == [True, True, True, False, False]
+        wire.heal()
+        assert [event.data for event in app.log("orders").read()] == [0]
+
+
+def test_where_no_transaction_could_begin_nobody_goes_on_without_one(store: str) -> None:
+    with closing(open_connection(store)) as connection:
+        connection.unsaid = "BEGIN; not understood"  # as if it had been cancelled: none of it was done
+        for n in range(2):
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("INSERT INTO applied (key, n) VALUES ('a', %s)", (n,))
+    with psycopg.connect(store) as other:
+        assert other.execute("SELECT count(*) FROM applied").fetchone() == (0,)

@@ -12,6 +12,7 @@ from streamshop import Shop, say
 
 from redrive import App, Event, Tx
 from redrive.redis import Stream
+from redrive.redis.reading import TIDY
 from redrive.testing.crashing import Crashed
 from redrive.testing.failpoints import failpoint
 
@@ -213,3 +214,14 @@ def test_pspf_ids_are_compared_as_numbers(shops: Any, server: Any, way: dict[str
         shop.harness.restart()
     assert ids_of(shop) == ids
     assert shop.reasons == []
+
+
+def test_watermill_24_whatever_is_idle_a_consumer_that_has_something_stays(server: Any) -> None:
+    say(server, 1)
+    server.xgroup_create("orders", GROUP, id="0")
+    server.xreadgroup(GROUP, "busy", {"orders": ">"})
+    for name in ("redrive", "gone"):
+        server.xgroup_createconsumer("orders", GROUP, name)
+    server.eval(TIDY, 1, "orders", GROUP, "redrive", "-1")  # everybody has been idle for longer than that
+    assert sorted(row["name"].decode() for row in server.xinfo_consumers("orders", GROUP)) == ["busy", "redrive"]
+    assert pending(server) == 1

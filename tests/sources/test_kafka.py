@@ -315,6 +315,38 @@ def test_the_last_message_that_has_landed_is_not_taken_for_a_new_one(broker: Bro
             reader.close()
 
 
+class Compacted:
+    """A consumer of a topic of which every message was compacted away."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def poll(self, wait: float) -> Any:
+        found = self._consumer.poll(wait)
+        return found if found is None or found.error() is not None else None
+
+    def consume(self, limit: int, wait: float) -> Any:
+        return [message for message in self._consumer.consume(limit, wait) if message.error() is not None]
+
+
+def test_an_anchor_that_was_compacted_away_has_nothing_to_be_compared_with(broker: Broker) -> None:
+    broker.say(1)
+    topic = Topic(broker.cluster.bootstrap, broker.topic, options=QUICK)
+    reader = TopicReader(topic, "g")
+    found = reader.read({}, 10, 0.0)
+    positions = {**reader.starts, **{one.partition: one.position for one in found}}
+    reader.close()
+    reader = TopicReader(topic, "g")
+    reader._consumer = Compacted(reader._consumer)
+    try:
+        assert reader.read(positions, 10, 0.0) == []
+    finally:
+        reader.close()
+
+
 def test_messages_that_are_deleted_under_a_running_reader_halt_it(broker: Broker) -> None:
     reader = TopicReader(Topic(broker.cluster.bootstrap, broker.topic, options=QUICK), "g")
     fetched = [TopicPartition(broker.topic, partition) for partition in range(PARTITIONS)]

@@ -346,3 +346,16 @@ def test_an_id_counts_once_as_long_as_its_event_is_kept(shops: Any, server: Any,
     desk.prune(what, desk.plan_prune(what), "old")
     assert repeat(4) == ["order-1", "order-1"]
     assert shop.reasons == []
+
+
+def test_a_group_on_a_stream_that_was_restored_reads_all_of_it_and_knows_what_it_has(shops: Any, server: Any) -> None:
+    shop = shops(**GROUP)
+    for id in ("5-0", "9-0"):
+        server.xadd("orders", {"data": "1"}, id=id)
+    shop.harness.run_until_idle()
+    server.delete("orders")
+    for id in ("5-0", "7-0"):  # it ends before what was read, and has what was not
+        server.xadd("orders", {"data": "1"}, id=id)
+    shop.harness.run_until_idle()
+    assert [id for id, _, _ in shop.given] == ["orders:5-0", "orders:9-0", "orders:7-0"]
+    assert shop.reasons == []

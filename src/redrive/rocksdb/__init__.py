@@ -1,4 +1,4 @@
-"""RocksDB: a folder for keyed state that is too large, or changes too often, for the store."""
+"""RocksDB: a folder beside the store, for many small keyed states that change often."""
 
 from redrive.rocksdb.states import RocksDB
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
-from redrive.errors import EventError, UsageError
+from redrive.errors import EventError, NotBegun, UsageError
 from redrive.store.append import Batch, append_all
 from redrive.store.port import Appending, StoreTx
 from redrive.store.sql import Row
@@ -15,28 +15,40 @@ from redrive.store.sql import Row
 Done = Callable[[Any, BaseException | None], None]
 Opening = Callable[[], AbstractContextManager[StoreTx]]
 Outcome = tuple[Any, BaseException | None]
+T = TypeVar("T")
 
 
-def append_group(group: list[Appending], opening: Opening, sync: Callable[[Any], None]) -> None:
+def append_group(group: list[Appending], opening: Opening, sync: Callable[[Any], None], *, tries: int = 1) -> None:
     """One durable transaction for many callers; one caller's error is only its own.
 
     `sync` makes the commit sync what was stored before it, too: an id that was there already is acknowledged anew.
+    `tries`: on so many connections, if each is found to be lost before anything was done.
     """
     outcomes: list[Outcome]
     try:
         try:
-            following = iter(_append_all([(item.log, item.events) for item in group], opening, sync))
+            batches = [(item.log, item.events) for item in group]
+            following = iter(_begun(lambda: _append_all(batches, opening, sync), tries))
             outcomes = [(list(islice(following, len(item.events))), None) for item in group]
         except (EventError, UsageError):  # somebody's event is refused: the others once more
             if len(group) == 1:
                 raise
-            outcomes = _append_each(group, opening, sync)
+            outcomes = _begun(lambda: _append_each(group, opening, sync), tries)
     except BaseException as error:
         outcomes = [(None, error)] * len(group)
     wakes = {item.done(rows, failure) for item, (rows, failure) in zip(group, outcomes, strict=True)}
     for wake in wakes:
         if wake is not None:
             wake()
+
+
+def _begun(job: Callable[[], T], tries: int) -> T:
+    for _ in range(tries - 1):
+        try:
+            return job()
+        except NotBegun:
+            continue
+    return job()
 
 
 def _append_all(batches: Sequence[Batch], opening: Opening, sync: Callable[[Any], None]) -> list[Row]:

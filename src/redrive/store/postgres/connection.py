@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from redrive.errors import StoreBusy, StoreError, UsageError
+from redrive.errors import NotBegun, StoreBusy, StoreError, UsageError
 from redrive.store.address import shown
 from redrive.store.postgres.params import translate
 
@@ -60,9 +60,15 @@ def is_nul(error: psycopg.Error) -> bool:
     return error.sqlstate in _NUL or (isinstance(error, psycopg.DataError) and "NUL" in str(error))
 
 
+class Unbegun(psycopg.OperationalError):
+    """The connection was lost with the first statement of a transaction, or before."""
+
+
 def translated_error(error: psycopg.Error, url: str) -> StoreError:
     """A Postgres error of the world as ours, with what to do."""
     text = str(error).strip()
+    if isinstance(error, Unbegun):
+        return NotBegun(f"{url}: {text}")
     if error.sqlstate in ("55P03", "40P01", "40001"):
         return StoreBusy(f"{url}: another transaction was in the way ({text})")
     if error.sqlstate == "53100":
@@ -90,9 +96,15 @@ class Connection(psycopg.Connection[Row]):
 
     def say(self, statement: str = "") -> PGresult:
         """Send what was not said yet and then a statement, together; the answer to the last of them."""
-        script = "; ".join(filter(None, (self.unsaid, statement)))
-        self.unsaid = ""
-        return super().wait(_said(self.pgconn, script.encode()))
+        begin, self.unsaid = self.unsaid, ""
+        script = "; ".join(filter(None, (begin, statement)))
+        try:
+            return super().wait(_said(self.pgconn, script.encode()))
+        except psycopg.Error as error:
+            if begin and self.status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+                self.close()  # who passes over it shall not go on without a transaction
+                raise Unbegun(str(error)) from error
+            raise
 
     def commit(self) -> None:
         """Not for functions."""

@@ -277,7 +277,8 @@ class PostgresStore:
 
     def append_group(self, group: list[Appending]) -> None:
         """One durable transaction for many callers; one caller's error is only its own."""
-        append_group(group, self._appending, _need_sync)
+        # Each that the pool holds may have died without a word.
+        append_group(group, self._appending, _need_sync, tries=self._pool.size_max + 1)
 
     @contextmanager
     def _appending(self) -> Iterator[PostgresTx]:
