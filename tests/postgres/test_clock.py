@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,8 @@ from redrive.runner import leases
 from redrive.runner.duty import Duty, Engine
 from redrive.runner.enroll import enroll
 from redrive.store.port import ProgressRow
+from redrive.store.postgres.params import translate
+from redrive.store.postgres.sql import statements
 
 HOUR = 3600.0
 
@@ -92,6 +94,16 @@ def test_a_lease_lasts_as_long_by_a_wrong_clock(workers: list[Worker], number: i
     leases.renew(duty)
     assert time.time() < right.progress.lease_until <= time.time() + length
     assert isinstance(right.take(), Lease)
+
+
+def test_by_its_own_clock_a_worker_would_take_what_another_one_owns(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule broken on purpose: what the tests above see is the server's clock, and nothing else."""
+    right, ahead, _ = workers
+    monkeypatch.setitem(cast(Any, statements()), "now", translate("SELECT :now::float8", named=True))
+    assert isinstance(right.take(), Duty)
+    assert isinstance(ahead.take(), Duty)
 
 
 def test_who_works_with_a_server_goes_by_its_clock(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -15,8 +16,11 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 from redrive import App, StoreError, UsageError
+from redrive.errors import StoreBusy
 from redrive.replay.scheduled import waiting
 from redrive.settings import Settings
+from redrive.store.postgres.params import translate
+from redrive.store.postgres.sql import statements
 from redrive.testing.servers import empty
 
 WRITERS, EACH, KEYS = 8, 25, 5
@@ -165,6 +169,27 @@ def test_a_reader_of_a_log_loses_nothing_where_one_of_a_sequence_does(app: App, 
     for event in events:
         versions[event.key].append(event.version)
     assert all(found == list(range(1, len(found) + 1)) for found in versions.values())
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_it_is_the_claim_that_keeps_a_reader_from_passing_what_is_not_committed(
+    app: App, postgres_store: str, monkeypatch: pytest.MonkeyPatch, claims: bool
+) -> None:
+    """Without it, on purpose: the second to append commits first, and a reader goes past the first for good."""
+    if not claims:
+        anybody = translate("SELECT ?::int, pg_notify('redrive', '')", named=False)
+        monkeypatch.setitem(cast(Any, statements()), "pg_append_lock", anybody)
+    hasty = App(postgres_store, settings=Settings(busy_timeout=0.2))
+    orders, found = hasty.log("orders"), list[Any]()
+    orders.append("order.placed", 0)
+    with psycopg.connect(postgres_store) as slow:
+        orders.append("order.placed", 1, tx=slow)
+        with nullcontext() if not claims else pytest.raises(StoreBusy):
+            orders.append("order.placed", 2)
+        found += orders.read()
+    found += orders.read(found[-1].position)
+    hasty.close()
+    assert [event.data for event in found] == ([0, 1] if claims else [0, 2])
 
 
 def test_an_event_is_scheduled_and_taken_back_in_a_transaction_of_the_users_own(app: App, postgres_store: str) -> None:

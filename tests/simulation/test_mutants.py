@@ -46,7 +46,7 @@ from redrive.store.done import Done
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.port import StoreTx, Subscribed
-from redrive.store.progress import member_of
+from redrive.store.progress import Progress, member_of
 from redrive.store.scheduled import take_due
 from redrive.store.sqlite.store import SqliteStore, queries
 from redrive.subscription import Subscription
@@ -132,6 +132,17 @@ def hunt(planted: Mutant, patch: pytest.MonkeyPatch, record: Callable[[str, obje
 def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "fence", "AND epoch = ?", "AND ? >= 0")
     rewrite(patch, "advance", "AND epoch = :epoch", "AND :epoch >= 0")
+
+
+@mutant("what is written is committed before the fence's answer is known", "1")
+def _(patch: pytest.MonkeyPatch) -> None:
+    """As if all of it were sent at once, COMMIT included, and the answers read afterwards."""
+
+    def fence(self: Progress, member: int, epoch: int, position: int) -> Any:
+        return self._sql.one("fence", (member, epoch, position)) or (self.get(member).parked_version, 0, 0.0)
+
+    patch.setattr(Progress, "fence", fence)
+    patch.setattr(Progress, "advance", lambda self, change: self._sql.run("advance", change))
 
 
 def retry_blindly(patch: pytest.MonkeyPatch) -> None:
