@@ -24,8 +24,10 @@ from bench.lab import Figures, Stopwatch, copied
 from bench.latency import measure, paced, shares
 from bench.redrives import timed
 from redrive import App
-from redrive.redis import Stream
-from redrive.redis import reading  # noqa: F401  # else imported when a stream is opened: no part of what is measured
+from redrive.redis import (
+    Stream,
+    reading,  # noqa: F401  # else imported when a stream is opened: no part of what is measured
+)
 
 STREAM = "orders"
 PER_READ = 100
