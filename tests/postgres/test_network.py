@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from redrive import App, StoreError, no_retry
+from redrive.observe.signals import Halted, Signal
 from redrive.settings import Settings
 from redrive.store.postgres.connection import open_connection
 from redrive.testing import FaultProxy, Harness
@@ -179,6 +180,23 @@ def test_a_server_that_refuses_is_waited_for_and_goes_on_where_it_was(wire: Faul
         wire.heal()
         shop.harness.advance("2m")
         shop.check(store, ordered=True)
+
+
+@KINDS
+@pytest.mark.parametrize("fault", ["cut", "lose_reply"])
+def test_a_worker_whose_connection_turns_out_dead_at_its_first_statement_takes_another(
+    wire: FaultProxy, store: str, kind: str, fault: str
+) -> None:
+    shop, heard = Shop(wire.at(store), kind), list[Signal]()
+    shop.app.listen(heard.extend)
+    with shop.harness:
+        shop.harness.run_until_idle()
+        shop.say(5)
+        armed = getattr(wire, fault)(holding=BEGIN)
+        shop.harness.advance("1m")
+        assert armed.fired
+        shop.check(store, ordered=kind == "projection")
+        assert not any(isinstance(one, Halted) for one in heard)
 
 
 @pytest.mark.parametrize("fault", ["cut", "lose_reply"])

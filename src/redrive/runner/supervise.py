@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
-from redrive.errors import CommitUnknown, Fenced, Halted, StoreError, is_conflict
+from redrive.errors import CommitUnknown, Fenced, Halted, NotBegun, StoreError, is_conflict
 from redrive.observe import signals as sig
 from redrive.policy.lease import Lease
 from redrive.runner import leases
@@ -35,7 +35,7 @@ log = logging.getLogger("redrive")
 
 STANDBY = "standby"
 LEAVE_SECONDS_MAX = 1.0
-AGAIN_MAX = {True: 1, False: 10}  # commits without an answer, and conflicts, within a lease, before we call it a halt
+AGAIN_MAX = {True: 1, False: 10}  # connections lost, and conflicts, within a lease, before we call it a halt
 
 
 class Post(NamedTuple):
@@ -216,11 +216,12 @@ class Supervisor:
                 seen, seen_at = None, clock.monotonic()
             except (StoreError, Halted) as error:
                 reason = str(error)
-                if isinstance(error, CommitUnknown) or is_conflict(error):
+                is_lost = isinstance(error, CommitUnknown | NotBegun)
+                if is_lost or is_conflict(error):
                     # Take over from ourselves: looking is what a take-over does. Several soon after are no accident.
                     since = clock.monotonic() - settings.lease
                     again = [*(at for at in again if at > since), clock.monotonic()]
-                    reason = reason if len(again) > AGAIN_MAX[isinstance(error, CommitUnknown)] else ""
+                    reason = reason if len(again) > AGAIN_MAX[is_lost] else ""
             except Exception as error:  # a bug of ours must not stop the other subscriptions
                 log.exception("subscription %s stopped by a bug", post)
                 reason = f"bug: {type(error).__name__}: {error}"
