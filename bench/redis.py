@@ -26,7 +26,7 @@ from bench.redrives import timed
 from redrive import App
 from redrive.redis import (
     Stream,
-    reading,  # noqa: F401  # else imported when a stream is opened: no part of what is measured
+    group,  # noqa: F401  # else imported when a stream is opened: no part of what is measured
 )
 
 STREAM = "orders"

@@ -84,6 +84,8 @@ MAY_NAME_A_BACKEND = {"store", "runtime", "testing"}  # everybody else sees the 
 DRIVERS = {
     "store/postgres/": {"psycopg", "psycopg_pool"},
     "redis/reading.py": {"redis"},
+    "redis/ordered.py": {"redis"},
+    "redis/group.py": {"redis"},
     "rocksdb/folder.py": {"rocksdict"},
     "testing/sim/streams.py": {"redis"},
     "redis/sending.py": {"redis"},

@@ -21,8 +21,9 @@ import redrive.runner.land
 import redrive.runner.supervise
 from redrive import App, Event, Tx
 from redrive.errors import Halted
+from redrive.redis.group import GroupReader
 from redrive.redis.ids import FIRST, id_of
-from redrive.redis.reading import GroupReader, OrderedReader
+from redrive.redis.ordered import OrderedReader
 from redrive.runner.land import Landing
 from redrive.sources.port import Message
 from redrive.sources.refusal import LOST

@@ -12,7 +12,7 @@ from streamshop import Shop, say
 
 from redrive import App, Event, Tx
 from redrive.redis import Stream
-from redrive.redis.reading import TIDY
+from redrive.redis.group import TIDY
 from redrive.testing.crashing import Crashed
 from redrive.testing.failpoints import failpoint
 

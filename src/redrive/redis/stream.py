@@ -85,7 +85,8 @@ class Stream(Source):
 
     def open(self, group: str) -> Reader:
         """Read in order, or through the group."""
-        from redrive.redis.reading import GroupReader, OrderedReader
+        from redrive.redis.group import GroupReader
+        from redrive.redis.ordered import OrderedReader
 
         kind: Any = OrderedReader if self.ordered else GroupReader
         reader: Reader = kind(self, group)

@@ -1,0 +1,197 @@
+"""Through a consumer group, beside whoever else reads in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from redrive.redis.ids import FIRST, before, id_of
+from redrive.redis.reading import Census, Entry, StreamReader, entries_of, text_of
+from redrive.sources.port import Message, Positions
+
+if TYPE_CHECKING:
+    from redrive.redis.stream import Stream
+
+CONSUMER = "redrive"  # one owner at a time: whoever takes over has the pending entries of the one before
+CLAIM_MAX = 100
+# Who is gone and has nothing: in one step, because with a consumer the server deletes what it has not finished.
+TIDY = """
+for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+    local one = {}
+    for i = 1, #row, 2 do one[row[i]] = row[i + 1] end
+    if one.name ~= ARGV[2] and one.pending == 0 and one.idle > tonumber(ARGV[3]) then
+        redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], one.name)
+    end
+end
+"""
+
+
+class GroupReader(StreamReader):
+    """Own pending entries first, then new ones; now and then what others have left behind.
+
+    The last message of a read carries, behind its id, up to where everything has landed that the group has handed out:
+    from there a group that is gone is made again. That is not the last one that has landed: others may still wait.
+    """
+
+    def __init__(self, stream: Stream, group: str) -> None:
+        super().__init__(stream, group)
+        self._pending: str | None = FIRST  # from where on our own pending entries are still to be read
+        self._claim_at, self._claim_from = 0.0, FIRST
+        self._made, self._told = False, FIRST
+        self._gap: str | None = None  # from where on we look for what the group handed out and nobody has
+        self._tidies = True
+
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+        with self.asking():
+            if not self._made:
+                self._make(positions)
+            try:
+                return self._read(limit, wait)
+            except redis.ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                self._made, self._pending = False, FIRST  # the server was emptied, or somebody deleted the group
+                self._make(positions)
+                return self._read(limit, wait)
+
+    def _make(self, positions: Positions) -> None:
+        """The group, from where on not everything has landed: never from `$`, which would pass over what came since."""
+        name = self.stream.name
+        _, start, number = [*positions.get(0, f";{FIRST}").split(";"), ""][:3]
+        census = self.describe(name)
+        if id_of(census.newest) < id_of(start):
+            start = FIRST  # another stream of that name: what has landed is recognised by its id
+        # With the number, a server that counts goes on counting, and what was trimmed meanwhile is missed.
+        count = census.gone if start == FIRST else int(number) if number else None
+        try:
+            self.server.xgroup_create(name, self.group, id=start, mkstream=True, entries_read=count)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+            self._gap = start if positions and start != FIRST else None
+        self._made = True
+
+    def _read(self, limit: int, wait: float) -> Sequence[Message]:
+        if self._pending is not None:
+            low, found = self._ask(lambda pipe: self._get(pipe, str(self._pending), limit))
+            entries = entries_of(found)
+            self._pending = entries[-1][0].decode() if entries else None
+            if entries:
+                return self._messages(entries, low)
+        if self._gap is not None and (left := self._missed(self._gap, limit)):
+            return left
+        if time.monotonic() >= self._claim_at and (left := self._claim(limit)):
+            return left
+        return self._new(limit, wait)
+
+    def _missed(self, gap: str, limit: int) -> Sequence[Message]:
+        """What was handed out to us and is not pending: who deletes a consumer deletes what it has not finished.
+
+        Most of it has landed, and is recognised. With others in the group it may be theirs, and finished.
+        """
+        name = self.stream.name
+
+        def look(pipe: Any) -> None:
+            pipe.xinfo_groups(name)
+            pipe.xinfo_consumers(name, self.group)
+            pipe.xrange(name, f"({gap}", "+", count=limit)
+
+        low, groups, consumers, found = self._ask(look)
+        at = id_of(self._of(groups)["last-delivered-id"])
+        alone = all(text_of(one["name"]) == CONSUMER for one in consumers)
+        entries = [entry for entry in found if id_of(entry[0]) <= at] if alone else []
+        self._gap = text_of(entries[-1][0]) if entries else None
+        return self._messages(entries, low)
+
+    def _of(self, groups: Any) -> Any:
+        return next(one for one in groups if text_of(one["name"]) == self.group)
+
+    def _new(self, limit: int, wait: float) -> Sequence[Message]:
+        """What nobody has had yet. What nobody will have, because it is gone, lands before the group moves past it."""
+        name = self.stream.name
+
+        def look(pipe: Any) -> None:
+            pipe.xinfo_stream(name)
+            pipe.xinfo_groups(name)
+
+        low, state, groups = self._ask(look)
+        group = self._of(groups)
+        lost = self._compare(Census.of(state), group, low)
+        if lost is not None:
+            return [lost]
+        found = self._get(self.server, ">", limit, self.block(wait) if wait > 0 else None)
+        return self._messages(entries_of(found), low, group.get("entries-read"))
+
+    def _ask(self, queue: Callable[[Any], None]) -> tuple[Any, ...]:
+        """Answers of one moment, the first of them: the oldest id that somebody has and has not finished, if any."""
+        pipe = self.server.pipeline(transaction=True)
+        pipe.xpending(self.stream.name, self.group)
+        queue(pipe)
+        waiting, *rest = pipe.execute()
+        return (waiting["min"] if waiting["pending"] else None), *rest
+
+    def _get(self, server: Any, start: str, limit: int, block: int | None = None) -> Any:
+        return server.xreadgroup(self.group, CONSUMER, {self.stream.name: start}, count=limit, block=block)
+
+    def _messages(self, entries: list[Entry], oldest: bytes | None, number: int | None = None) -> list[Message]:
+        found = self.messages(0, entries)
+        if found:
+            found[-1] = self._noted(found[-1], oldest, None if number is None else number + len(found))
+        return found
+
+    def _noted(self, last: Message, oldest: bytes | None, number: int | None) -> Message:
+        """With where a group would be made again: behind it if nobody has anything else, and then its number, too."""
+        if oldest is not None:
+            return last._replace(position=f"{last.position};{before(oldest)}")
+        return last._replace(position=f"{last.position};{last.position};{'' if number is None else number}")
+
+    def _compare(self, census: Census, group: Mapping[str, Any], low: bytes | None) -> Message | None:
+        """Was anything deleted before the group handed it out? Servers before 7.0 do not tell."""
+        at, count = text_of(group["last-delivered-id"]), group.get("entries-read")
+        gone = census.oldest is None or id_of(census.oldest) > id_of(at)
+        missing = census.added - count - census.length if gone and count is not None and census.added is not None else 0
+        where = (
+            census.deleted if id_of(census.deleted) > id_of(at) else f"{at}+{missing}" if missing > 0 else self._told
+        )
+        if where == self._told:
+            return None
+        self._told = where
+        lost = self.lost(0, where, f"entries after {at} were deleted or trimmed before anybody had read them")
+        return self._noted(lost._replace(position=at), low, None if count is None else count + max(0, missing))
+
+    def _claim(self, limit: int) -> Sequence[Message]:
+        """What a consumer took and did not finish, and who is gone with nothing left to do."""
+        low, answer = self._ask(
+            lambda pipe: pipe.xautoclaim(
+                self.stream.name, self.group, CONSUMER, min_idle_time=round(self.stream.min_idle * 1000),
+                start_id=self._claim_from, count=CLAIM_MAX,
+            )
+        )  # fmt: skip
+        self._claim_from = text_of(answer[0])
+        if self._claim_from == FIRST:
+            self._claim_at = time.monotonic() + self.stream.min_idle / 2
+            self._tidy()
+        entries: list[Entry] = [entry for entry in answer[1] if entry[0] is not None]
+        entries += [(id, None) for id in (answer[2] if len(answer) > 2 else ())]
+        if None in {id for id, _ in answer[1]}:  # an old server does not say which it deleted: they are ours now
+            self._pending = FIRST
+            return self._messages(entries, low) or self._read(limit, 0.0)
+        return self._messages(entries, low)
+
+    def _tidy(self) -> None:
+        """Let go of consumers that have been gone for long and have nothing left to do; if we may."""
+        if self._tidies:
+            idle = round(self.stream.min_idle * 1000)
+            try:
+                self.server.eval(TIDY, 1, self.stream.name, self.group, CONSUMER, str(idle))
+            except redis.ResponseError:  # scripts are not allowed here: nobody is harmed by an empty name in a list
+                self._tidies = False
+
+    def settled(self, messages: Sequence[Message]) -> None:
+        if messages:
+            with self.asking():
+                ids = [message.position.partition(";")[0] for message in messages]
+                self.server.xack(self.stream.name, self.group, *ids)

@@ -1,0 +1,119 @@
+"""In order, from a place that the store keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+
+from redrive.errors import Halted
+from redrive.redis.ids import FIRST, id_of
+from redrive.redis.reading import Census, Entry, Place, StreamReader, by_name
+from redrive.sources.port import Message, Positions
+
+LOOK_SECONDS = 0.1  # the longest time for which nobody asks what the server has lost
+
+
+class OrderedReader(StreamReader):
+    """From where the store says, one entry after the other."""
+
+    _look_at = 0.0  # until then what we wait for may come without a look at everything else
+
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+        names = self._names
+        if wait > 0 and time.monotonic() < self._look_at and len(positions) == len(names):
+            with self.asking():
+                return self._wait([Place.of(positions[number]) for number in range(len(names))], limit, wait)
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        with self.asking():
+            states, anchors, found = self._look(names, positions, limit)
+            messages: list[Message] = []
+            places = []
+            for number, name in enumerate(names):
+                place, entries = self._place(positions.get(number), states[number]), found.get(name.encode(), [])
+                left = None if len(entries) == limit else len(entries)
+                self._check(name, place, states[number], anchors[number])
+                lost = self._compare(number, place, states[number], left)
+                if lost is not None:
+                    messages.append(lost)
+                    place = Place.of(lost.position)
+                messages += self._number(number, entries, place)
+                if left is not None and messages and messages[-1].partition == number:
+                    last = messages[-1]  # there are no more: now the count is known, whatever was deleted
+                    at = Place(Place.of(last.position).id, states[number].added)
+                    messages[-1] = last._replace(position=str(at))
+                places.append(place)
+            return messages if messages or wait <= 0 else self._wait(places, limit, wait)
+
+    def _wait(self, places: list[Place], limit: int, wait: float) -> list[Message]:
+        """What comes next, as soon as it comes. What was lost meanwhile is missed at the next look: it is counted."""
+        ids: dict[Any, Any] = {name: place.id for name, place in zip(self._names, places, strict=True)}
+        found = by_name(self.server.xread(ids, count=limit, block=self.block(wait)))
+        messages: list[Message] = []
+        for number, (name, place) in enumerate(zip(self._names, places, strict=True)):
+            messages += self._number(number, found.get(name.encode(), []), place)
+        return messages
+
+    def _look(
+        self, names: list[str], positions: Positions, limit: int
+    ) -> tuple[list[Census], list[Any], dict[bytes, list[Entry]]]:
+        """What the server has, where we are, and the next entries: of one moment, so that nobody trims in between."""
+        pipe = self.server.pipeline(transaction=True)
+        ids = {name: Place.of(positions.get(number, FIRST)).id for number, name in enumerate(names)}
+        for name, id in ids.items():
+            pipe.xinfo_stream(name)
+            pipe.xrange(name, id, id)
+        pipe.xread(ids, count=limit)  # type: ignore[arg-type]
+        *states, found = pipe.execute(raise_on_error=False)
+        if isinstance(found, redis.RedisError):
+            raise found
+        return [Census.of(state) for state in states[::2]], states[1::2], by_name(found)
+
+    def _place(self, position: str | None, census: Census) -> Place:
+        """Where we are; what was gone before we came is not ours to miss."""
+        return Place(FIRST, census.gone) if position is None else Place.of(position)
+
+    def _number(self, partition: int, entries: list[Entry], place: Place) -> list[Message]:
+        """With the last of them, how far that is: what is between lands with it or not at all."""
+        found = self.messages(partition, entries)
+        if found:
+            found[-1] = found[-1]._replace(position=str(place.after(found[-1].position, len(found))))
+        return found
+
+    def settled(self, messages: Sequence[Message]) -> None:
+        """The place in the store is all there is to it."""
+
+    def _check(self, name: str, place: Place, census: Census, anchor: Any) -> None:
+        """Is this the stream that we have read?"""
+        if id_of(census.newest) < id_of(place.id):
+            raise Halted(
+                f"{self.stream.log}: {place.id} was read from stream {name!r}, but its newest entry is "
+                f"{census.newest}: was the server emptied, or a backup restored? Bring back what it had"
+            )
+        # Whoever lost its last entries and has a slower clock gives later ones smaller ids, which nobody would read.
+        untouched = census.added is not None and id_of(census.deleted) < id_of(place.id)
+        if untouched and census.oldest is not None and id_of(census.oldest) <= id_of(place.id) and not anchor:
+            raise Halted(
+                f"{self.stream.log}: {place.id} was read from stream {name!r}, which does not have it, and older ones: "
+                f"did another server take over? Look at what is before it, and then XTRIM {name} MINID {place.id}"
+            )
+
+    def _compare(self, number: int, place: Place, census: Census, left: int | None) -> Message | None:
+        """Has the server deleted what we have not read? `left`: so many are there, if known."""
+        if id_of(census.deleted) > id_of(place.id):
+            why = f"entries up to {census.deleted} were deleted, and not all of them had been read"
+            # How many is not known. Once nothing is left before them, they are behind us.
+            to = Place(place.id, None) if left != 0 else Place(census.deleted, census.added)
+            return self.lost(number, census.deleted, why)._replace(position=str(to))
+        if left is None and (census.oldest is None or id_of(census.oldest) > id_of(place.id)):
+            left = census.length
+        if left is not None and place.number is not None and census.added is not None:
+            missing = census.added - place.number - left
+            if missing > 0:
+                why = f"{missing} entries after {place.id} were trimmed before they were read"
+                return self.lost(number, f"{place.id}+{missing}", why)._replace(
+                    position=str(place.after(place.id, missing))
+                )
+        return None
