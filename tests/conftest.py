@@ -107,3 +107,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(name)
         for line in sorted(lines):
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def _no_setting_is_left_behind() -> Iterator[None]:
+    """A command that ran in this process names its store in the environment: the next test would find it there."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("REDRIVE_")}
+    yield
+    after = {name: value for name, value in os.environ.items() if name.startswith("REDRIVE_")}
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    assert after == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ class Said:
 
 
 @pytest.fixture
-def redrive(capsys: Any) -> Said:
+def redrive(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Said:
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # a command leaves its --store there
     return Said(capsys)
 
 
