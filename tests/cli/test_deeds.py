@@ -173,9 +173,9 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(failed: Any) -> Non
     assert (answer.code, answer.err) == (0, "4 letters exported\n")
     assert len(kept.read_text().splitlines()) == 4
     assert [path.name for path in failed.folder.glob("*.part")] == []
-    before = (failed.folder / "shop.py").read_text()
-    assert failed.redrive("dlq", "export", "--out", "shop.db", "--store", "shop.db").code == 2
-    assert (failed.folder / "shop.py").read_text() == before
+    if failed.url is None:  # the store is a file, too
+        assert failed.redrive("dlq", "export", "--out", "shop.db", "--store", "shop.db").code == 2
+    assert failed.redrive("dlq", "list", "--store", "shop.db").code == 0
 
 
 def test_an_export_of_another_store_is_not_taken_for_letters_of_this_one(failed: Any) -> None:
