@@ -53,8 +53,11 @@ class Logs:
         return found
 
     def ended(self, *, committed: bool) -> None:
-        """A transaction is over, or was taken back in part: then what it created is gone, and only that."""
-        for name in () if committed else self._created:
+        """A transaction is over, or was taken back in part: then what it created is gone.
+
+        Where asking costs next to nothing, nothing is believed after that.
+        """
+        for name in () if committed else list(self._created if self._sql.is_far else self._ids):
             self._ids.pop(name, None)
         self._created.clear()
 
