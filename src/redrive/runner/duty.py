@@ -6,7 +6,7 @@ lease. Nothing in here is the truth; the store is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from redrive.store.identity import identity
 from redrive.store.keyed import Keyed
 from redrive.store.letters import WAS_OPEN
 from redrive.store.port import LetterRow, StoreTx, Subscribed
-from redrive.store.progress import member_of
+from redrive.store.progress import member_of, member_row
 from redrive.store.scheduled import is_scheduled
 from redrive.store.sql import Row
 from redrive.store.states import Keeper, Owner
@@ -190,9 +190,12 @@ class Duty:
         found = tx.letters.head(self.id, lane)
         return None if found is None else rebased(found, now, DELAY_MAX)
 
-    def refresh(self, tx: StoreTx) -> None:
-        """Look whether we still own it, and whether an operator was here. A hint: settling checks again."""
-        row = tx.progress.member(self.member)
+    def refresh(self, tx: StoreTx, found: Iterable[Row] | None = None) -> None:
+        """Look whether we still own it, and whether an operator was here. A hint: settling checks again.
+
+        `found`: our row, which was asked for already.
+        """
+        row = tx.progress.member(self.member) if found is None else member_row(self.member, found)
         if row.epoch != self.epoch:
             raise Fenced(f"{self.subscription.name}: epoch {self.epoch} is over, {row.epoch} rules")
         # A standby that was promoted without our last commits has the same epoch, and its events get positions that we

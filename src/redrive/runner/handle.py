@@ -26,6 +26,7 @@ from redrive.runner.gate import Gate
 from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.log import events_after
+from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
 ROOM_SHARE = 8  # what part of a window is worth a look into the log while as much is ready
@@ -159,18 +160,32 @@ class Handling:
         result = Round()
         if group or self.duty.window.plan(()).prefix != self.duty.window.position:
             self._settle(group, result)
-        with self.duty.engine.store.reading(snapshot=False) as tx:
-            self.duty.refresh(tx)
+        duty = self.duty
+        with duty.engine.store.reading(snapshot=False) as tx:
+            mine = tx.sql.each("progress_get", (duty.member,))
+            early = room and not self._is_held()
+            if early:  # one answer for both; if it is to wait after all, it is read again
+                result.events = self._read(tx, room)
+            duty.refresh(tx, mine)
             if self.gate is not None:
                 self.gate.look(tx)
             if due:
                 result.letters = [(lane, head, tx.letters.event(head.letter)) for lane, head in due]
-            waits = self.duty.subscription.order == "total" and self.duty.lanes
-            if room and not (self.duty.paused or waits):
-                duty = self.duty
-                duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
-                result.events = events_after(tx.logs, duty.log_id, duty.window.cursor, room, duty.engine.types)
+            if self._is_held():
+                result.events = []
+            elif room and not early:
+                result.events = self._read(tx, room)
         return result
+
+    def _is_held(self) -> bool:
+        """Is nothing to be read now, as far as is known?"""
+        duty = self.duty
+        return duty.paused or (duty.subscription.order == "total" and bool(duty.lanes))
+
+    def _read(self, tx: StoreTx, room: int) -> list[Event[Any]]:
+        duty = self.duty
+        duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
+        return events_after(tx.logs, duty.log_id, duty.window.cursor, room, duty.engine.types)
 
     def _settle(self, group: list[Work], result: Round) -> None:
         """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate.

@@ -27,7 +27,7 @@ from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling, decision, tell
 from redrive.runner.strides import OneFailed, Pace, attempt_all, isolate
 from redrive.runner.sweep import Events, Rows
-from redrive.store.port import StoreTx
+from redrive.store.port import Disbelief, LateError, StoreTx
 from redrive.store.sql import Row
 
 TURNS_TIME_MAX = 0.03  # seconds; a lease, a stop and a signal want to be looked at in between
@@ -129,21 +129,28 @@ class Projector:
         if batch.rows:
             self._take_care(batch)
         try:
-            self._commit(batch, turn)
+            try:
+                self._commit(batch, turn, believes=True)
+            except Disbelief:
+                self._commit(batch, turn)
             return
-        except OneFailed as failed:  # of many that ran without a savepoint: all of it again, in strides
+        except (OneFailed, LateError) as failed:  # of many that ran without a savepoint: all of it again, in strides
             self._pace.be_wary()
             if failed.args:
                 row, error = failed.args
                 batch.failed = row[0], error
         self._commit(batch, turn)  # out here: what a function raises now must not seem to be caused by our own signal
 
-    def _commit(self, batch: Batch, turn: Turn) -> None:
-        """One transaction: fence, functions, fates, progress."""
+    def _commit(self, batch: Batch, turn: Turn, *, believes: bool = False) -> None:
+        """One transaction: fence, functions, fates, progress.
+
+        `believes`: where the store is far, the fence is not waited for: functions touch nothing but the transaction.
+        """
         duty = self.duty
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
-            settling = self._caller.settling = Settling(tx, duty, gathers=True)
+            believes = believes and tx.sql.is_far and batch.alone is None
+            settling = self._caller.settling = Settling(tx, duty, gathers=True, believes=believes)
             hit("batch.fenced")
             if settling.paused:
                 duty.paused = True

@@ -78,15 +78,19 @@ def decision(duty: Duty, work: Work, shut_for: float | None = None) -> Action:
 class Settling:
     """The fates of a batch, being written."""
 
-    def __init__(self, tx: StoreTx, duty: Duty, *, gathers: bool = False, strict: bool = False) -> None:
+    def __init__(
+        self, tx: StoreTx, duty: Duty, *, gathers: bool = False, strict: bool = False, believes: bool = False
+    ) -> None:
         """`strict`: constraints that are checked at the end are looked at after each event's statements.
 
+        `believes`: the fence's answer is not waited for; the server ends the transaction if it is not as we know it.
         `gathers`: new letters, letters that failed again, and all histories are written together at the end.
         For who undoes an attempt's effects before its fate is written: no savepoint may be undone after that.
         """
         self.tx, self.duty = tx, duty
         self.now = duty.engine.env.clock.now()
-        row = tx.progress.fence(duty.member, duty.epoch, duty.window.position)
+        known, at = (duty.parked_version, 0, duty.quiet_until), (duty.member, duty.epoch, duty.window.position)
+        row = tx.progress.fence(*at, known) if believes else tx.progress.fence(*at)
         self.fresh_version = row[0]
         self.stale = row[0] != duty.parked_version  # an operator was here: the cached lanes are old
         self.paused, self.quiet_until = bool(row[1]), row[2]

@@ -79,10 +79,15 @@ class Done:
 
         A repeated one, or another number passed than we knew of, means: somebody else settled here, look again.
         """
+        otherwise = Fenced(f"subscription {member}: what is done below {floor} is not what we know of")
+        if self._sql.is_far and not (add or expected):  # the server can see for itself
+            boundary, kept = divmod(floor + 1, CHUNK)
+            self._sql.run("pg_done_none", (member, boundary, kept), otherwise)
+            return
         if add:
             self.add(member, add)
         if self.prune(member, floor) != expected:
-            raise Fenced(f"subscription {member}: what is done below {floor} is not what we know of")
+            raise otherwise
 
     def prune_all(self, subscription: int, prefix: int) -> None:
         """Drop the marks of all members that a new prefix of the subscription has passed."""

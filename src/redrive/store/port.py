@@ -109,6 +109,14 @@ class Appending:
     done: Callable[[Any, BaseException | None], Callable[[], None] | None]  # returns what to call when all are answered
 
 
+class LateError(Exception):
+    """A statement failed of a call that was believed to have gone well. Nothing was written: run each with care."""
+
+
+class Disbelief(Exception):
+    """Progress is not what we believed it to be. Nothing was written: look, and settle by what is there."""
+
+
 class StoreTx(Protocol):
     """One open transaction. Facets share it; leaving the `with` block commits or rolls back."""
 
@@ -153,11 +161,12 @@ class StoreTx(Protocol):
         """
         ...
 
-    def answers(self) -> int | None:
+    def answers(self, *, late: bool = False) -> int | None:
         """Wait for what was sent. The number of the call whose statement failed, from 0; None: none did.
 
         The error itself is unknown to the function, which may want to do something about it: undo, and call it again
         as `checked`, after those before it. What is the world's fault is raised.
+        `late`: do not wait now. If a statement fails, then whatever waits next raises LateError, at last the commit.
         """
         ...
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from redrive.clock import Clock, SystemClock
 from redrive.errors import BugError, Fenced
 from redrive.store.done import Done
-from redrive.store.port import ProgressRow, Subscribed
+from redrive.store.port import Disbelief, ProgressRow, Subscribed
 from redrive.store.sql import Row, Sql
 
 # Stored before the definition of a table whose rows stayed in the store that this one was copied from.
@@ -67,10 +67,7 @@ class Progress:
 
     def member(self, member: int) -> ProgressRow:
         """The hot row of one partition."""
-        row = self._sql.one("progress_get", (member,))
-        if row is None:  # its subscription has other partitions now
-            raise Fenced(f"subscription {member % _PARTITION} has no partition {partition_of(member)} any more")
-        return ProgressRow(*row)
+        return member_row(member, self._sql.each("progress_get", (member,)))
 
     def members(self, subscription: int) -> list[ProgressRow]:
         """The hot rows of all partitions."""
@@ -93,8 +90,15 @@ class Progress:
 
     # ------------------------------------------------------------ settling
 
-    def fence(self, member: int, epoch: int, position: int) -> Row:
-        """(parked_version, paused, quiet_until), or Fenced: not the owner, or progress moved."""
+    def fence(self, member: int, epoch: int, position: int, known: Row | None = None) -> Row:
+        """(parked_version, paused, quiet_until), or Fenced: not the owner, or progress moved.
+
+        `known`: for who knows the answer, and does not wait for it: Disbelief, at the latest at the commit, if it is
+        another one. Only where the store is far.
+        """
+        if known is not None:
+            self._sql.run("pg_fence_believed", (member, epoch, position, *known), Disbelief())
+            return known
         row = self._sql.one("fence", (member, epoch, position))
         if row is None:
             raise Fenced(f"subscription {member}: epoch {epoch} at position {position} is no longer current")
@@ -102,8 +106,7 @@ class Progress:
 
     def advance(self, change: Mapping[str, object]) -> None:
         """Move the prefix and the counters; see the statement for the fields."""
-        if self._sql.run("advance", change) != 1:
-            raise Fenced(f"subscription {change['member']}: lost inside the transaction")
+        self._sql.run("advance", change, Fenced(f"subscription {change['member']}: lost inside the transaction"))
 
     def lock(self, subscription: int) -> None:
         """First statement of every operator's transaction."""
@@ -121,6 +124,14 @@ class Progress:
         """From this position on the subscription asks for these types."""
         values = {"subscription": subscription, "from_position": from_position, "types": json.dumps(sorted(types))}
         self._sql.run("filter_add", values)
+
+
+def member_row(member: int, found: Iterable[Row]) -> ProgressRow:
+    """The hot row of one partition, of what `progress_get` gives for it."""
+    for row in found:
+        return ProgressRow(*row)
+    # Its subscription has other partitions now.
+    raise Fenced(f"subscription {member % _PARTITION} has no partition {partition_of(member)} any more")
 
 
 def _together(rows: Sequence[ProgressRow]) -> ProgressRow:

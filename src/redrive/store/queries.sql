@@ -102,12 +102,6 @@ FROM redrive_progress WHERE subscription = ? ORDER BY member
 UPDATE redrive_progress SET epoch = epoch WHERE member = ? AND epoch = ? AND position = ?
 RETURNING parked_version, paused, quiet_until
 
--- name: advance
-UPDATE redrive_progress SET position = :position, anchor = coalesce(:anchor, anchor), applied = applied + :applied,
-       ignored = ignored + :ignored, settled_at = :now, last_type = coalesce(:last_type, last_type),
-       last_time_us = coalesce(:last_time_us, last_time_us)
-WHERE member = :member AND epoch = :epoch
-
 -- name: lock_subscription
 -- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
 UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription

@@ -87,13 +87,21 @@ class Sql:
         return rows
 
     def each(self, name: str, params: Params = ()) -> Iterable[Row]:
-        """All rows, one after the other: whoever makes something else of each need not keep them all."""
+        """All rows, one after the other: whoever makes something else of each need not keep them all.
+
+        Who asks for something else before it looks at them does not wait twice. Inside of the transaction only.
+        """
         rows: Iterable[Row] = self.connection.execute(self.queries[name], params)
         return rows
 
-    def run(self, name: str, params: Params = ()) -> int:
-        """Execute and say how many rows changed; the caller checks the number."""
+    def run(self, name: str, params: Params = (), otherwise: BaseException | None = None) -> int:
+        """Execute and say how many rows changed; the caller checks the number.
+
+        `otherwise`: one row must. If it is not so this is raised, here or by what waits next, the commit at last.
+        """
         count: int = self.connection.execute(self.queries[name], params).rowcount
+        if otherwise is not None and count != 1:
+            raise otherwise
         return count
 
     def add(self, name: str, params: Params) -> int:

@@ -43,6 +43,7 @@ _WORLD = {
 _WORLD_CLASSES = {"08", "53", "58"}  # the connection, resources (disk, memory, connections), the machine
 _NOT_THE_WORLD = {"08P01"}  # what we sent makes no sense
 _NUL = {"22021", "22P05"}
+_NO_PLANS = ("DEALLOCATE ALL", "DISCARD ALL")  # what the server says when it was told to keep none
 
 
 def is_the_world(error: BaseException | None) -> bool:
@@ -106,6 +107,12 @@ class Connection(psycopg.Connection[Row]):
                 raise Unbegun(str(error)) from error
             raise
 
+    def _deallocate(self, name: bytes | None) -> PQGen[None]:
+        """psycopg lets go of its plans; if of all, then of ours, too."""
+        if name is None and self.pipe is not None:
+            self.pipe.known.clear()
+        yield from super()._deallocate(name)
+
     def commit(self) -> None:
         """Not for functions."""
         raise _refusal("commit()")
@@ -135,10 +142,13 @@ class Noting(psycopg.Cursor[Row]):
     def execute(self, *args: Any, **options: Any) -> Any:
         """Run one statement."""
         try:
-            return super().execute(*args, **options)
+            done = super().execute(*args, **options)
         except psycopg.Error as error:
             note(self.connection, error)
             raise
+        if self.statusmessage in _NO_PLANS and isinstance(self.connection, Connection) and self.connection.pipe:
+            self.connection.pipe.known.clear()
+        return done
 
     def executemany(self, *args: Any, **options: Any) -> None:
         """Run one statement for each row."""

@@ -1,9 +1,10 @@
 """Statements sent one after the other without waiting for their answers.
 
 This is libpq's pipeline mode, below psycopg's own, which makes a cursor for each statement and thereby costs more than
-the server takes to run it. Only statements that return no rows are sent this way. Whoever uses the connection by
-other means waits for the answers first (`Connection.wait`), so that the order is that of the calls. An error is told
-late, but with the number of the call that made the statement; until then nothing of it is committed.
+the server takes to run it. Of a function's statements those are sent this way that return no rows; of our own, all.
+Whoever uses the connection by other means waits for the answers first (`Connection.wait`), so that the order is that of
+the calls. An error is told late, but with the number of the call that made the statement; nothing of it is committed:
+after an error the server passes over whatever was sent with it, a COMMIT too.
 
 What a call asks for is held until it ends, unless it wants an answer: if it fails by then, its statements are sent
 behind a savepoint and undone, and what the calls before it did need not be done again.
@@ -19,7 +20,8 @@ import psycopg
 from psycopg import pq, waiting
 from psycopg.adapt import PyFormat, Transformer
 
-from redrive.store.postgres.connection import Connection, RawNoting, is_the_world, note
+from redrive.store.port import LateError
+from redrive.store.postgres.connection import Connection, RawNoting, Unbegun, is_the_world, note
 
 UNANSWERED_MAX = 64  # a batch that is late stops, and what is under way by then is not waited for much longer
 FLUSH_EVERY = 16  # statements per write to the socket; the server shall begin early, but a write costs as much as one
@@ -28,6 +30,10 @@ KNOWN_MAX = 200  # statements kept prepared; a program has fewer, unless it glue
 
 _GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 _GONE = "26000"  # the plan that we believe the server keeps: somebody has told it to forget them all
+_REFUSED = "22012"  # a division by zero: how our own statements say that no row was what it should be
+OURS = -1  # the call of a statement that is no call's
+
+TEXT, BINARY = int(pq.Format.TEXT), int(pq.Format.BINARY)
 
 Key = tuple[str, tuple[int, ...]]
 Bound = tuple[Sequence[Any], Sequence[int] | None]  # the values of a statement as they are sent, and their formats
@@ -37,11 +43,13 @@ Answers = Generator[waiting.Wait, waiting.Ready | int, None]
 class Sent:
     """A statement under way, as a cursor: who asks for something waits for the answer."""
 
-    __slots__ = ("_pipe", "_real", "bound", "call", "key", "result")
+    __slots__ = ("_pipe", "_real", "bound", "call", "format", "key", "otherwise", "result")
 
     def __init__(self, pipe: Pipe, call: int, key: Key | None = None, bound: Bound | None = None) -> None:
         """`key`: the statement, or without values what is to get its name by this."""
         self._pipe, self.call, self.key, self.bound = pipe, call, key, bound
+        self.format = TEXT
+        self.otherwise: BaseException | None = None  # what is wrong if the server divides by zero
         self.result: Any = None
         self._real: Any = None
 
@@ -91,19 +99,22 @@ class Pipe:
         self.failed: Sent | None = None  # the first that failed since `begin`
         self.take: Callable[[str, Sequence[Any]], Sent | None] | None = None  # the statements of the function that runs
         self.is_undone = False  # the last call failed, and nothing of it is left
+        self.is_trusting = False  # nobody has asked yet whether all went well: who finds that it did not says so
         self._is_held = True  # nothing of this call was sent yet
         self._held: list[Sent] = []
         self.error: BaseException = psycopg.InterfaceError("there is no answer")
         self._unanswered: deque[Sent] = deque()
+        self._beginning: list[Sent] = []  # what begins the transaction, not answered yet
+        self._is_outside = False  # there was no transaction when the first of these was sent
         self._unflushed = self._wary = 0
-        self._known: dict[Key, bytes | None] = {}  # by statement and types; None: seen once
+        self.known: dict[Key, bytes | None] = {}  # what the server keeps, by statement and types; None: seen once
         self._is_forgetful = False  # the server lost a plan in this transaction: nothing more is named
         self._named = 0
         self.begin()
 
     def begin(self) -> None:
         """From here on calls are counted and answers may be late."""
-        self.calls, self.failed = 0, None
+        self.calls, self.failed, self.is_trusting = 0, None, False
         self._held.clear()
         self._transformer = Transformer(self.connection)
 
@@ -134,7 +145,7 @@ class Pipe:
     def forget(self) -> None:
         """The transaction is over."""
         self.take = self.failed = None
-        self._is_forgetful = False
+        self._is_forgetful = self.is_trusting = False
         self._held.clear()
 
     def begin_asking(self) -> None:
@@ -196,24 +207,45 @@ class Pipe:
 
     # ------------------------------------------------------------ sending
 
-    def control(self, text: str, call: int = -1) -> None:
+    def control(self, text: str, call: int = OURS) -> Sent | None:
         """Send a statement of our own that has no parameters, and is no call's fault."""
         if not self._enter():
             psycopg.Cursor(self.connection).execute(text.encode())
-            return
+            return None
         self.connection.pgconn.send_query_params(text.encode(), None)
-        self._unanswered.append(Sent(self, call))
+        sent = Sent(self, call)
+        self._unanswered.append(sent)
+        return sent
+
+    def put(self, key: Key, bound: Bound, otherwise: BaseException | None = None) -> Sent | None:
+        """Send a statement of our own, behind what was asked for before; None: another's pipeline is in the way."""
+        self._is_held = False
+        if not self._enter():
+            return None
+        self._post()
+        sent = Sent(self, OURS, key, bound)
+        sent.format, sent.otherwise = BINARY, otherwise
+        self._send(sent)
+        return sent
+
+    def answer(self, sent: Sent) -> Any:
+        """What the server says to a statement of our own."""
+        if sent.result is None:
+            self.drain()
+        if sent.result is None or sent.result.status not in _GOOD:
+            raise self.error if self.failed is sent else psycopg.errors.InFailedSqlTransaction("not run: one failed")
+        return sent.result
 
     def _send(self, sent: Sent) -> None:
         assert sent.key is not None and sent.bound is not None
         pgconn, key, (values, formats) = self.connection.pgconn, sent.key, sent.bound
-        name = self._known.get(key)
+        name = self.known.get(key)
         if name is None:
             name = self._learn(key)
         if name is None:
-            pgconn.send_query_params(key[0].encode(), values, key[1], formats)
+            pgconn.send_query_params(key[0].encode(), values, key[1], formats, sent.format)
         else:
-            pgconn.send_query_prepared(name, values, formats)
+            pgconn.send_query_prepared(name, values, formats, sent.format)
         self._unanswered.append(sent)
         self._unflushed += 1
         if len(self._unanswered) >= UNANSWERED_MAX:
@@ -238,15 +270,15 @@ class Pipe:
         pgconn = self.connection.pgconn
         if self._is_forgetful:
             return None
-        if key not in self._known:
-            if len(self._known) >= KNOWN_MAX:
-                former = self._known.pop(next(iter(self._known)))
+        if key not in self.known:
+            if len(self.known) >= KNOWN_MAX:
+                former = self.known.pop(next(iter(self.known)))
                 if former is not None:
                     self.control(f"DEALLOCATE {former.decode()}", self.calls - 1)
-            self._known[key] = None
+            self.known[key] = None
             return None
         self._named += 1
-        name = self._known[key] = b"redrive_%d" % self._named
+        name = self.known[key] = b"redrive_%d" % self._named
         pgconn.send_prepare(name, key[0].encode(), key[1])
         self._unanswered.append(Sent(self, self.calls - 1, key))
         return name
@@ -256,35 +288,77 @@ class Pipe:
             pgconn = self.connection.pgconn
             if pgconn.pipeline_status != pq.PipelineStatus.OFF:
                 return False
-            if self.connection.unsaid:
-                self.connection.say()
-            pgconn.enter_pipeline_mode()
-            self.is_open = True
+            begin, self.connection.unsaid = self.connection.unsaid, ""
+            self._is_outside = not begin and self.connection.status == pq.TransactionStatus.IDLE
+            try:
+                pgconn.enter_pipeline_mode()
+                self.is_open = True
+                for part in filter(None, begin.split("; ")):
+                    self._begins(part)
+            except psycopg.Error as error:
+                self._lost(error, is_beginning=bool(begin))
+                raise
         return True
+
+    def _begins(self, part: str) -> None:
+        sent = self.control(part)
+        assert sent is not None
+        self._beginning.append(sent)
 
     # ------------------------------------------------------------ answers
 
-    def drain(self) -> None:
-        """Wait for all answers; then the connection is psycopg's again. Raises what is not a statement's fault."""
-        self._is_held = False
+    def drain(self, *, is_over: bool = False) -> None:
+        """Wait for all answers; then the connection is psycopg's again. Raises what is not a statement's fault.
+
+        `is_over`: nobody cares for what is not sent yet, nor for the answers.
+        """
+        self._is_held, known, beginning = False, self.failed, self._beginning
         if not self.is_open:
             return
+        if is_over:
+            self._held.clear()
         self._post()
-        pgconn, known = self.connection.pgconn, self.failed
-        try:
-            pgconn.pipeline_sync()  # also if all is answered: after an error the server ignores what comes before it
-            self._unanswered.append(Sent(self, self.calls - 1))
-            self._wait(0)
-            pgconn.exit_pipeline_mode()
-        finally:
-            self.is_open = False
-        if self.failed is not known:
+        self._leave()
+        if self.failed is not known and not is_over:
+            if self.failed in beginning:
+                self._lost(self.error, is_beginning=True)
             self.raise_if_the_world()
+            if self.is_trusting:
+                raise LateError
+
+    def _leave(self) -> None:
+        try:
+            self._sync()  # also if all is answered: after an error the server ignores what comes before it
+            self._wait(0)
+            self.connection.pgconn.exit_pipeline_mode()
+        except psycopg.Error as error:
+            if self.is_open:  # else it is known that the connection is lost
+                self._lost(error, is_beginning=self._is_beginning)
+            raise
+        self.is_open, self._beginning = False, []
+
+    def _sync(self) -> None:
+        self.connection.pgconn.pipeline_sync()
+        self._unanswered.append(Sent(self, self.calls - 1))
 
     def raise_if_the_world(self) -> None:
         """Is it no call's fault that a statement failed?"""
         if self.failed is not None and (self.failed.call < 0 or is_the_world(self.error)):
             raise self.error
+
+    def end(self) -> Sent | None:
+        """Send COMMIT with what is under way; None: there is nothing, or it is known that something is wrong.
+
+        Behind a sync: if it does not arrive, the server knows that it waits for us inside a transaction, and for how
+        long it may. If one of those before it fails, then there is nothing that it could commit.
+        """
+        if not self.is_open or self._is_outside or self.failed is not None:
+            return None
+        self._post()
+        self._sync()
+        sent = self.control("COMMIT")
+        self._beginning.clear()  # from here on nobody can say that nothing was done
+        return sent
 
     def _wait(self, left: int) -> None:
         """Until so many answers are missing."""
@@ -297,10 +371,22 @@ class Pipe:
             psycopg.Connection.wait(self.connection, answers)
         except BaseException as error:
             note(self.connection, error)
-            self.connection.close()
-            self._unanswered.clear()
-            self.is_open = False
+            self._lost(error, is_beginning=self._is_beginning)
             raise
+
+    def _lost(self, error: BaseException, *, is_beginning: bool) -> None:
+        """The connection is of no use any more; `is_beginning`: nothing was done on it."""
+        self.connection.close()  # who passes over it shall not go on without a transaction
+        self._unanswered.clear()
+        self._beginning.clear()
+        self.is_open = False
+        if is_beginning and isinstance(error, psycopg.Error):
+            raise Unbegun(str(error)) from error
+
+    @property
+    def _is_beginning(self) -> bool:
+        """Was a transaction to begin, and nobody has said that it did?"""
+        return any(sent.result is None or sent.result.status not in _GOOD for sent in self._beginning)
 
     def _answers(self, left: int) -> Answers:
         """Read answers until so many are missing; the answer to a sync counts as one."""
@@ -340,13 +426,15 @@ class Pipe:
         """The first failure counts; what follows it was not run."""
         code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         if self.failed is None:
-            self._wary = WARY_AFTER_FAILURE
+            self._wary = WARY_AFTER_FAILURE if sent.call >= 0 else self._wary
             self.failed, self.error = sent, psycopg.errors.error_from_result(result)
-            if not code:  # not from the server: the connection itself
+            if code == _REFUSED and sent.otherwise is not None:
+                self.error = sent.otherwise
+            elif not code or (code == _GONE and sent.call < 0):  # the connection itself, or what it keeps: once more
                 self.error = psycopg.OperationalError(result.get_error_message())
             note(self.connection, self.error)
         if code == _GONE:
-            self._known.clear()
+            self.known.clear()
             self._is_forgetful = True
         elif sent.key is not None and sent.bound is None:
-            self._known.pop(sent.key, None)
+            self.known.pop(sent.key, None)

@@ -126,6 +126,31 @@ SELECT 1 FROM redrive_progress WHERE subscription = :subscription FOR UPDATE
 -- The server's own, whatever the caller's clock says.
 SELECT redrive.clock() WHERE :now::float8 IS NOT NULL
 
+-- name: pg_fence_believed
+-- The fence for one whose answer is known, so that nobody waits for it. If it is another one the server refuses whatever
+-- was sent with it, a COMMIT too.
+WITH held AS (
+    UPDATE redrive_progress SET epoch = epoch
+    WHERE member = ? AND epoch = ? AND position = ? AND parked_version = ? AND paused = ? AND quiet_until = ? RETURNING 1)
+SELECT 1 / count(*) FROM held
+
+-- name: advance
+-- Nobody waits for the answer: if the row is not ours, the server itself refuses, and passes over a COMMIT behind it.
+WITH moved AS (
+    UPDATE redrive_progress SET position = :position, anchor = coalesce(:anchor, anchor), applied = applied + :applied,
+           ignored = ignored + :ignored, settled_at = :now, last_type = coalesce(:last_type, last_type),
+           last_time_us = coalesce(:last_time_us, last_time_us)
+    WHERE member = :member AND epoch = :epoch RETURNING 1)
+SELECT 1 / count(*) FROM moved
+
+-- name: pg_done_none
+-- Drops the chunks that the prefix has passed; refuses if anything is marked in them, or in the next one up to there.
+WITH passed AS (DELETE FROM redrive_done_chunks WHERE member = ?1 AND chunk < ?2 RETURNING marks),
+     marked AS (SELECT FROM passed WHERE strpos(marks, '1') > 0
+                UNION ALL SELECT FROM redrive_done_chunks
+                WHERE member = ?1 AND chunk = ?2 AND strpos(left(marks, ?3::int), '1') > 0)
+SELECT 1 / (count(*) = 0)::int FROM marked
+
 -- name: lease_take
 -- Leases run by this server's clock, whatever the workers' clocks say: only how long they last comes from there.
 UPDATE redrive_progress SET epoch = epoch + 1, owner = :owner, unclean = 1, boot = :boot, halted = NULL,

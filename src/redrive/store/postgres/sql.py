@@ -6,23 +6,24 @@ their own, on which every int is a bigint: a statement has one plan, however lar
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
 import psycopg
-from psycopg.adapt import Transformer
+from psycopg import abc
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq.abc import PGresult
 from psycopg.rows import tuple_row
 from psycopg.types import numeric
 
 from redrive.errors import EventError
-from redrive.store.postgres.connection import Connection, RawNoting, is_nul, note
+from redrive.store.postgres.connection import Connection, RawNoting, is_nul
 from redrive.store.postgres.params import Statement, translate
+from redrive.store.postgres.pipe import Pipe, Sent
 from redrive.store.postgres.queries import queries
 from redrive.store.sql import Params, Row, Sql
 
-_OPENING = frozenset(("fence", "pg_append_lock"))  # what most transactions begin with
 NUL = "Postgres cannot store U+0000 in a text: leave it out of keys, ids and names"
 
 
@@ -48,60 +49,76 @@ class _Number(numeric.NumericBinaryLoader):
 class PostgresSql(Sql):
     """Run named statements on one connection."""
 
-    __slots__ = ("_cursor", "_statements")
+    __slots__ = ("_cursor", "_pipe", "_statements", "_transformer")
 
     is_far = True
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(cast(Any, connection), {})
         self._statements = statements()
+        self._pipe: Pipe | None = getattr(connection, "pipe", None)  # a user's own has none
         self._cursor = RawNoting(connection, row_factory=tuple_row)
         self._cursor.format = psycopg.pq.Format.BINARY
         self._cursor.adapters.register_dumper(int, numeric.Int8Dumper)
         self._cursor.adapters.register_loader("numeric", _Number)
+        self._transformer = Transformer(self._cursor)
 
-    def _execute(self, name: str, params: Params) -> RawNoting:
-        statement, cursor = self._statements[name], self._cursor
+    def _execute(self, name: str, params: Params) -> Answer:
+        statement = self._statements[name]
         try:
-            cursor.execute(statement.text, statement.bind(params))
+            sent = self._put(statement, params)
+            if sent is not None:
+                assert self._pipe is not None
+                return Answer(self._pipe.answer(sent), self._transformer)
+            return cast(Answer, self._cursor.execute(statement.text, statement.bind(params)))
         except psycopg.Error as error:
             if is_nul(error):
                 raise EventError(NUL) from error
             raise
-        return cursor
+
+    def _put(self, statement: Statement, params: Params, otherwise: BaseException | None = None) -> Sent | None:
+        """Send a statement, whose answer is looked at by whoever waits next; None: it cannot be sent this way."""
+        if self._pipe is None:
+            return None
+        values, transformer = statement.bind(params), self._transformer
+        if not values:
+            return self._pipe.put((statement.text, ()), ((), None), otherwise)
+        try:
+            dumped = transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        except psycopg.Error as error:
+            if is_nul(error):
+                raise EventError(NUL) from error
+            raise
+        return self._pipe.put((statement.text, transformer.types or ()), (dumped, transformer.formats), otherwise)
 
     def one(self, name: str, params: Params = ()) -> Row | None:
         """The only row, or None."""
-        if name in _OPENING and getattr(self._cursor.connection, "unsaid", False):  # a user's own has nothing unsaid
-            return self._open(name, params)
         return self._execute(name, params).fetchone()
-
-    def _open(self, name: str, params: Params) -> Row | None:
-        """The first statement of a transaction, said together with how it begins. Its parameters are numbers."""
-        statement, connection = self._statements[name], cast(Connection, self._cursor.connection)
-        numbers = [int(value) for value in statement.bind(params)]
-        script = re.sub(r"\$(\d+)", lambda match: str(numbers[int(match[1]) - 1]), statement.text)
-        try:
-            with connection.lock:
-                result = connection.say(script)
-        except psycopg.Error as error:
-            note(connection, error)
-            raise
-        loader = Transformer(connection)
-        loader.set_pgresult(result)
-        return loader.load_row(0, tuple) if result.ntuples else None
 
     def all(self, name: str, params: Params = ()) -> list[Row]:
         """All rows."""
         return self._execute(name, params).fetchall()
 
     def each(self, name: str, params: Params = ()) -> Iterable[Row]:
-        """All rows, which are here already."""
-        return self.all(name, params)
+        """All rows, which come with the answer to whatever is asked next."""
+        sent = self._put(self._statements[name], params)
+        return self.all(name, params) if sent is None else self._rows(sent)
 
-    def run(self, name: str, params: Params = ()) -> int:
-        """Execute and say how many rows changed; the caller checks the number."""
-        return self._execute(name, params).rowcount
+    def _rows(self, sent: Sent) -> Iterator[Row]:
+        assert self._pipe is not None
+        yield from Answer(self._pipe.answer(sent), self._transformer).fetchall()
+
+    def run(self, name: str, params: Params = (), otherwise: BaseException | None = None) -> int:
+        """Execute and say how many rows changed; the caller checks the number.
+
+        `otherwise`: one row must, and the statement is such that the server refuses to go on if it is not so.
+        """
+        if otherwise is not None and self._put(self._statements[name], params, otherwise) is not None:
+            return 1  # as far as is known
+        count = self._execute(name, params).rowcount
+        if otherwise is not None and count != 1:
+            raise otherwise
+        return count
 
     def add(self, name: str, params: Params) -> int:
         """Insert one row and return its key."""
@@ -121,28 +138,60 @@ class PostgresSql(Sql):
         return count
 
     def insert(self, name: str, rows: Sequence[Row]) -> None:
-        """Insert rows in order, by a statement that takes a list for each column."""
-        if rows:
+        """Insert rows in order, by a statement that takes a list for each column; nobody has to wait for it."""
+        if rows and self._put(self._statements[name], _columns(rows)) is None:
             self._execute(name, _columns(rows))
 
     def claim(self, logs: Iterable[int]) -> None:
         """Wait until nobody else appends to these logs; in the order of their numbers, so that there is no ring."""
         for log in sorted(set(logs)):
-            self.one("pg_append_lock", (log,))
+            if self._put(self._statements["pg_append_lock"], (log,)) is None:
+                self._execute("pg_append_lock", (log,))
 
     def many(self, name: str, rows: Iterable[Params]) -> int:
         """Execute once per row; how many rows changed in all."""
-        statement, cursor = self._statements[name], self._cursor
-        values = [statement.bind(row) for row in rows]
-        if not values:
+        statement, cursor, pipe, rows = self._statements[name], self._cursor, self._pipe, list(rows)
+        if not rows:
             return 0
         try:
-            cursor.executemany(statement.text, values)
+            sent = [self._put(statement, row) for row in rows[:1]]
+            if pipe is not None and sent[0] is not None:
+                sent += [self._put(statement, row) for row in rows[1:]]
+                return sum(pipe.answer(one).command_tuples or 0 for one in sent if one is not None)
+            cursor.executemany(statement.text, [statement.bind(row) for row in rows])
         except psycopg.Error as error:
             if is_nul(error):
                 raise EventError(NUL) from error
             raise
         return cursor.rowcount
+
+
+class Answer:
+    """What a statement returned, as a cursor would tell it."""
+
+    __slots__ = ("_result", "_transformer")
+
+    def __init__(self, result: PGresult, transformer: abc.Transformer) -> None:
+        self._result, self._transformer = result, transformer
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows it changed, or found."""
+        return self._result.command_tuples or 0
+
+    def fetchone(self) -> Row | None:
+        """The first row."""
+        if not self._result.ntuples:
+            return None
+        self._transformer.set_pgresult(self._result)
+        return self._transformer.load_row(0, tuple)
+
+    def fetchall(self) -> list[Row]:
+        """All rows."""
+        if not self._result.ntuples:
+            return []
+        self._transformer.set_pgresult(self._result)
+        return self._transformer.load_rows(0, self._result.ntuples, tuple)
 
 
 def _columns(rows: Sequence[Row]) -> list[list[Any]]:

@@ -19,7 +19,7 @@ from redrive.store.log import Logs
 from redrive.store.port import Function
 from redrive.store.postgres.connection import Connection, RawNoting, is_the_world
 from redrive.store.postgres.params import Statement, translated
-from redrive.store.postgres.pipe import Pipe
+from redrive.store.postgres.pipe import Pipe, Sent
 from redrive.store.postgres.sql import PostgresSql
 from redrive.store.progress import Progress
 from redrive.store.sieve import NoSieve
@@ -125,8 +125,11 @@ class PostgresTx:
         """Nothing is left of the last call, which raised."""
         return self._pipe.is_undone
 
-    def answers(self) -> int | None:
-        """Wait for what was sent; the number of the call whose statement failed, counted from 0."""
+    def answers(self, *, late: bool = False) -> int | None:
+        """Wait for what was sent, or with the next answer; the number of the call whose statement failed, from 0."""
+        if late and self._pipe.is_open and self._pipe.failed is None:
+            self._pipe.is_trusting = True
+            return None
         self._pipe.drain()
         self._pipe.raise_if_the_world()
         return None if self._pipe.failed is None else self._pipe.failed.call
@@ -176,35 +179,47 @@ class PostgresTx:
     def commit(self, url: str) -> None:
         """Make it last, or say what is known."""
         connection = self.connection
-        self._pipe.drain()
-        if connection.status == TransactionStatus.INERROR:
-            raise self._spoilt()
-        if not self.is_open:
-            raise StoreError(f"{url}: {ENDED}")
-        if connection.unsaid:  # nothing was asked of the server
-            connection.unsaid = ""
-            return
+        ending = self._pipe.end()
+        if ending is None:
+            self._pipe.drain()
+            if connection.status == TransactionStatus.INERROR:
+                raise self._spoilt()
+            if not self.is_open:
+                raise StoreError(f"{url}: {ENDED}")
+            if connection.unsaid:  # nothing was asked of the server
+                connection.unsaid = ""
+                return
         try:
-            said = self.control("COMMIT")
+            said = self.control("COMMIT") if ending is None else self._ended(ending)
         except psycopg.Error as error:
             if connection.closed:
                 raise CommitUnknown(f"{url}: COMMIT was sent and no answer came: {error}") from error
-            if is_the_world(error):
+            if is_the_world(error) or self._pipe.failed not in (None, ending):  # it did not come to that
                 raise
             raise CommitRefused(url, error) from error
         if said != "COMMIT":
             raise StoreError(f"{url}: COMMIT was answered by {said}; nothing was written")
         self.logs.ended(committed=True)
 
+    def _ended(self, ending: Sent) -> str:
+        """What the server says to a COMMIT that was sent with other statements."""
+        try:
+            result = self._pipe.answer(ending)
+        except psycopg.errors.InFailedSqlTransaction:  # of an error before those
+            raise self._spoilt() from None
+        return (result.command_status or b"").decode()
+
     def rollback(self) -> None:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
         self.logs.ended(committed=False)
         self.connection.trouble, self.connection.unsaid = None, ""
         self._pipe.forget()
-        if self.connection.status == TransactionStatus.IDLE or self.connection.closed:
+        if self.connection.closed:
             return
         try:
-            self._pipe.drain()
+            self._pipe.drain(is_over=True)
+            if self.connection.status == TransactionStatus.IDLE:
+                return
             if not self.is_open:  # a signal struck while a statement was under way
                 raise psycopg.OperationalError("still busy")
             self.control("ROLLBACK")

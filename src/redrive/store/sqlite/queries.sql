@@ -137,6 +137,12 @@ SELECT 1 FROM redrive_progress WHERE subscription = :subscription
 -- The store's clock, which leases and due times go by: here it is the machine's, as the caller read it.
 SELECT :now
 
+-- name: advance
+UPDATE redrive_progress SET position = :position, anchor = coalesce(:anchor, anchor), applied = applied + :applied,
+       ignored = ignored + :ignored, settled_at = :now, last_type = coalesce(:last_type, last_type),
+       last_time_us = coalesce(:last_time_us, last_time_us)
+WHERE member = :member AND epoch = :epoch
+
 -- name: lease_take
 UPDATE redrive_progress SET epoch = epoch + 1, owner = :owner, lease_until = :until, lease_set_at = :now, taken_at = :now,
        unclean = 1, boot = :boot, halted = NULL

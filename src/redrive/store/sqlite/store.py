@@ -114,7 +114,7 @@ class SqliteTx:
     calls = 0  # not counted, because nothing is answered late
     is_undone = False  # what a call has done is done
 
-    def answers(self) -> int | None:
+    def answers(self, *, late: bool = False) -> int | None:
         """All are known."""
         return None
 

@@ -68,7 +68,16 @@ class ProgressContract(StoreTests):
             found = tx.progress.get(row.id)
             assert (found.position, found.anchor, found.applied, found.ignored) == (6, "e5", 6, 2)
             assert (found.last_type, found.last_time_us) == ("order.placed", 9)
-            expect(Fenced, lambda: tx.progress.advance({**change, "epoch": epoch - 1}))
+        expect(Fenced, lambda: self._advance_wrongly({**change, "epoch": epoch - 1}))
+        with self.store.reading() as tx:
+            assert tx.logs.id_of("afterwards") == 0
+            assert tx.progress.get(row.id).applied == 6
+
+    def _advance_wrongly(self, change: dict[str, object]) -> None:
+        """At the latest the commit says so, and nothing is written, neither what came before it nor what follows."""
+        with self.store.transaction() as tx:
+            tx.logs.id_of("afterwards", create=True)
+            tx.progress.advance(change)
 
     def test_done_rows_are_kept_above_the_prefix_and_counted_when_it_passes_them(self) -> None:
         row = self._subscribe()
