@@ -142,7 +142,7 @@ def show(payload: bool, limit: int, store: str | None, program: str | None, as_j
 @chooses
 @click.option("--by", default="state", show_default=True, help="subscription, state, reason, type or fingerprint.",
               type=click.Choice(["subscription", "state", "reason", "type", "fingerprint"]))  # fmt: skip
-@click.option("--limit", default=3_000, show_default=True, type=click.IntRange(1, 10_000_000),
+@click.option("--limit", default=1_500, show_default=True, type=click.IntRange(1, 10_000_000),
               help="Letters looked at by --key, --error, --since, --until.")  # fmt: skip
 @reads
 def stats(by: str, limit: int, store: str | None, program: str | None, as_json: bool, selection: Selection) -> int:

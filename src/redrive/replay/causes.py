@@ -18,7 +18,7 @@ from redrive.replay.tally import first_of
 from redrive.store.port import Store, StoreTx
 
 LOOKED_AT = 3_000  # letters whose lanes are counted, over all causes that are listed
-LETTERS_LOOKED_AT = 1_000  # for their causes, where counters do not know
+LETTERS_LOOKED_AT = 500  # for their causes, where counters do not know
 EVERY = Selection()
 
 
@@ -76,7 +76,7 @@ def causes(store: Store, selection: Selection = EVERY, limit: int = 100) -> Caus
                 groups.setdefault((row[0], row[1]), []).append(row)
         ordered = sorted(groups.values(), key=lambda rows: (-sum(row[5] for row in rows), rows[0][0]))
         found: list[Cause] = []
-        budget = LOOKED_AT
+        budget = LOOKED_AT // 2 if letters else LOOKED_AT
         for of_one in ordered[:limit]:
             found.append(_cause(tx, of_one, budget))
             budget = max(0, budget - found[-1].dead)

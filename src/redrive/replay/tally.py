@@ -8,7 +8,7 @@ from redrive.replay.select import Selection, select, subscription_of
 from redrive.replay.shelf import Count, Stats
 from redrive.store.port import LetterRow, Store
 
-LOOKED_AT = 3_000  # letters: 15 ms
+LOOKED_AT = 1_500  # letters: 15 ms
 
 
 def tally(store: Store, selection: Selection, limit: int = LOOKED_AT) -> Stats:
