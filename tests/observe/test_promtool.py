@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from redrive import App, metrics
+from redrive.observe.prometheus import exposition
+from redrive.testing import Harness
 from tests.observe.test_alerts import SHIPPED, named, rules
 
 VARIABLE = "REDRIVE_TEST_PROMTOOL"  # its path; ./run.sh test unpacks one
@@ -173,3 +176,12 @@ if PROMTOOL is not None:
         for wrong in (trial({alert: quiet}, fires=True), trial({alert: scraped}, fires=False)):
             said = tried(tmp_path, [wrong])
             assert said.returncode == 1 and alert in said.stdout + said.stderr
+
+    @pytest.mark.sqlite("what is told does not depend on the store")
+    def test_the_page_of_metrics_is_as_prometheus_wants_it(app: App, harness: Harness) -> None:
+        registry = metrics(app)
+        harness.append("orders", "rejected", key="a")
+        harness.run_until_idle()
+        page, _ = exposition(registry)
+        said = promtool("check", "metrics", input=page.decode())
+        assert (said.returncode, said.stdout + said.stderr) == (0, "")
