@@ -65,11 +65,25 @@ class Span:
 
 def next_batch(duty: Duty, tx: StoreTx) -> Batch:
     """The next rows that the filter asks for."""
-    subscription, position = duty.subscription, duty.window.position
     limit = duty.engine.settings.batch_max
-    duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
-    rows: list[Row] = tx.logs.after(duty.log_id, position, limit)
-    batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
+    duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
+    rows: list[Row] = tx.logs.after(duty.log_id, duty.window.position, limit)
+    return _batch(duty, rows, full=len(rows) == limit)
+
+
+def handed_batch(duty: Duty) -> Batch | None:
+    """The same of what has just landed, if it is here. Whether there is more, only the log can tell."""
+    engine = duty.engine
+    if not duty.log_id:  # it was not there yet when we last looked
+        return None
+    rows = engine.handed.after(duty.subscription.source, duty.window.position, engine.settings.batch_max)
+    batch = _batch(duty, rows, full=True) if rows else None
+    return batch if batch and batch.rows else None
+
+
+def _batch(duty: Duty, rows: list[Row], *, full: bool) -> Batch:
+    subscription = duty.subscription
+    batch = Batch(rows, rows[-1][0] if rows else duty.window.position, full=full)
     if subscription.types and not all(map(subscription.wants, {row[2] for row in rows})):
         batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
     if duty.share.partitions > 1:

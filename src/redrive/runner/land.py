@@ -17,6 +17,7 @@ from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty
+from redrive.runner.handed import Landed
 from redrive.runner.loop import Loop
 from redrive.runner.turns import BEHIND_MAX, Turn
 from redrive.runner.wake import Wake
@@ -66,6 +67,11 @@ class Landing:
         with self.duty.engine.store.reading(snapshot=False) as tx:
             self.duty.refresh(tx)
 
+    def rest(self) -> None:
+        """There was nothing for a while: whoever reads the log has read it."""
+        self.duty.engine.handed.forget(self.duty.subscription.source)
+        self.look()
+
     def land(self, messages: Sequence[Message], starts: Positions) -> bool:
         """What is new of these, and how far we are. False: there is a pause."""
         wary, self._wary = self._wary, max(0, self._wary - 1)
@@ -86,7 +92,8 @@ class Landing:
             if paused:
                 duty.paused = True
                 return False
-            position, events = self._append(tx, messages, is_wary=is_wary)
+            added, events = self._append(tx, messages, is_wary=is_wary)
+            position = added.position
             landed.move(tx.sql, duty.id, to)
             now, last = engine.env.clock.now(), events[-1] if events else None
             tx.progress.advance(
@@ -100,24 +107,28 @@ class Landing:
         hit("land.committed")
         duty.window.position = duty.window.cursor = self._versions.upto = position
         duty.settled_at, self.positions = now, to
+        if added.rows:
+            engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
         if events:
             engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
             engine.appended(duty.subscription.source)
         return True
 
-    def _append(self, tx: StoreTx, messages: Sequence[Message], *, is_wary: bool) -> tuple[int, Sequence[NewEvent]]:
-        """The last position, and the events that were new: nearly always all, which writing them shows soonest."""
+    def _append(
+        self, tx: StoreTx, messages: Sequence[Message], *, is_wary: bool
+    ) -> tuple[landed.Appended, Sequence[NewEvent]]:
+        """What was added, and the events that were new: nearly always all, which writing them shows soonest."""
         duty, log = self.duty, self.duty.subscription.source
         events = self._new(tx, messages) if is_wary else [message.event for message in messages]
         if not events:
-            return duty.window.position, events
+            return landed.Appended(duty.window.position, 0, []), events
         if is_wary:
             rows: list[Row] = tx.logs.append(log, events)[0]
-            return rows[-1][0], events
-        position, are_new = landed.append_new(tx.logs, tx.sql, log, events, self._versions)
-        if not are_new:
+            return landed.Appended(rows[-1][0], 0, []), events
+        added = landed.append_new(tx.logs, tx.sql, log, events, self._versions)
+        if added is None:
             raise Repeated
-        return position, events
+        return added, events
 
     def _new(self, tx: StoreTx, messages: Sequence[Message]) -> list[NewEvent]:
         """The events that the log does not hold yet."""
@@ -238,7 +249,7 @@ class LandingLoop(Loop):
             self.on_idle()
         else:
             self._wait = min(2 * self._wait, WAIT_MAX)
-            await self.bridge.run(self.landing.look)
+            await self.bridge.run(self.landing.rest)
 
     def _read(self, reader: Reader) -> asyncio.Future[Read]:
         """Begin to read. What was waited for lands at once: to wake us first would take as long as writing it."""

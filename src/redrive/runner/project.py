@@ -19,7 +19,7 @@ from redrive.policy import action as act
 from redrive.policy.action import Action
 from redrive.policy.lanes import Head
 from redrive.runner.at_once import try_at_once
-from redrive.runner.batch import Batch, Nothing, Span, Turn, next_batch
+from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, next_batch
 from redrive.runner.call import attempt
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
@@ -65,14 +65,9 @@ class Projector:
     def turn(self, *, letters: bool = True) -> Turn:
         """Due letters first, then the next batch."""
         turn, duty = Turn(), self.duty
-        with duty.engine.store.reading(snapshot=False) as tx:
-            batch = None if duty.paused or duty.controls else next_batch(duty, tx)
-            if batch is None or not batch.rows or self._is_blocked:  # else settling looks, before anything is done
-                duty.refresh(tx)
-                if duty.paused or duty.controls:
-                    batch = None
-                elif batch is None:
-                    batch = next_batch(duty, tx)
+        batch = None if duty.paused or duty.controls or self._is_blocked else handed_batch(duty)
+        if batch is None:
+            batch = self._read()
         if duty.controls:
             perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
             with duty.engine.store.reading() as tx:
@@ -92,6 +87,19 @@ class Projector:
             with suppress(Nothing):
                 self._with_care(lambda: self._take_in(batch, turn), turn)
         return turn
+
+    def _read(self) -> Batch | None:
+        """From the log; None if there is a pause, or an operator asks for something."""
+        duty = self.duty
+        with duty.engine.store.reading(snapshot=False) as tx:
+            batch = None if duty.paused or duty.controls else next_batch(duty, tx)
+            if batch is None or not batch.rows or self._is_blocked:  # else settling looks, before anything is done
+                duty.refresh(tx)
+                if duty.paused or duty.controls:
+                    batch = None
+                elif batch is None:
+                    batch = next_batch(duty, tx)
+        return batch
 
     @property
     def _is_blocked(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from redrive.codec import from_json, to_json
 from redrive.event import NewEvent
@@ -33,15 +34,17 @@ def known(sql: Sql, log: int, ids: Sequence[str]) -> dict[str, Row]:
 class Versions:
     """The last version of each key of a log, for as long as nobody else appends to it."""
 
-    __slots__ = ("_known", "upto")
+    __slots__ = ("_known", "above", "upto")
 
     def __init__(self) -> None:
         self.upto = -1  # the last position that they include
+        self.above = 0  # the last one when they were last asked for
         self._known: dict[str, int] = {}
 
     def of(self, sql: Sql, log: int, keys: set[str]) -> dict[str, int]:
         """At least those of these keys, to be counted on; None of it holds if the transaction does not commit."""
-        if self.upto != sql.value("log_last", (log,)) or len(self._known) > KEYS_MAX:
+        self.above = sql.value("log_last", (log,))
+        if self.upto != self.above or len(self._known) > KEYS_MAX:
             self._known = {}
         if new := keys - self._known.keys():
             self._known |= from_json(sql.value("key_versions", (log, to_json([*new]).decode())))
@@ -49,12 +52,20 @@ class Versions:
         return self._known
 
 
+class Appended(NamedTuple):
+    """The last position, and the rows, if they are known: all that lies above another position up to that one."""
+
+    position: int
+    above: int
+    rows: list[Row]
+
+
 def append_new(
     names: Names, sql: Sql, log_name: str, events: Sequence[NewEvent], versions: Versions
-) -> tuple[int, bool]:
-    """Append events that the log should not hold yet. The last position, and whether it held none of them.
+) -> Appended | None:
+    """Append events that the log should not hold yet.
 
-    If it did, some are missing: the transaction is to be rolled back, and each of them looked at.
+    None if it holds one of them: then some are missing, the transaction is to be rolled back, and each looked at.
     """
     log = names.id_of(log_name, create=True)
     sql.claim((log,))
@@ -68,7 +79,10 @@ def append_new(
             version = last[key] = last[key] + 1
         rows.append((log, id, kind, key, version, schema, time_us, headers, data))
     if sql.put_all("event_land", rows) != len(rows):
-        return 0, False
+        return None
     position: int = sql.value("log_last", (log,))
     names.spans.passed(position)
-    return position, True
+    if sql.is_far:  # others may number theirs in between, and a server may come back without what it has committed
+        return Appended(position, versions.above, [])
+    first = position - len(rows) + 1
+    return Appended(position, versions.above, [(at, *row[1:]) for at, row in enumerate(rows, first)])
