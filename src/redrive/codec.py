@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,7 @@ def _dump(model: Any) -> Any:
 
 _to_json = msgspec.json.Encoder(enc_hook=_plain).encode
 from_json = msgspec.json.Decoder().decode
+_from_lines = msgspec.json.Decoder().decode_lines
 to_json = msgspec.json.Encoder().encode
 # The second, binary encoding is thrown away: it fails or shows where JSON would quietly change the data. It costs
 # less than half a microsecond, which a walk over the tree in Python does not.
@@ -148,6 +150,28 @@ def check_data(raw: bytes) -> bytes:
     return raw
 
 
+def are_plain(raws: Sequence[bytes]) -> bool:
+    """Whether these are objects that `check_data` accepts, found for all at once. False: ask it about each.
+
+    What is not closed cannot be closed by the next one: between them is a line's end, which no text may have, and
+    behind a brace nothing begins with another but a new object. So as many values as lines are one in each.
+    """
+    if not all(raw[:1] == b"{" and raw[-1:] == b"}" and len(raw) <= DATA_BYTES_MAX for raw in raws):
+        return False
+    lines = b"\n".join(raws)
+    if 0x5C in lines and b"u0022" in lines:
+        return False
+    # Each has a bracket. If one had all the others as well, would it be too deep?
+    if lines.count(b"{") + lines.count(b"[") - len(raws) >= DATA_DEPTH_MAX and any(map(_has_many_brackets, raws)):
+        return False
+    try:
+        values = _from_lines(lines)
+        _probe(values)
+        return len(values) == len(raws) and to_json(values).count(b'"') == lines.count(b'"')
+    except (*NOT_JSON, ValueError, OverflowError):
+        return False
+
+
 def is_deep(raw: bytes) -> bool:
     """Whether JSON bytes are nested deeper than allowed, found without parsing them."""
     # Every second piece between quotes is outside of texts, once escaped backslashes and quotes are gone.
@@ -164,8 +188,12 @@ def _check_bounds(raw: bytes) -> None:
     if len(raw) > DATA_BYTES_MAX:
         size = f"data is {len(raw):,} bytes; the limit is {DATA_BYTES_MAX:,}"
         raise EventError(f"{size}: store the large part elsewhere and refer to it")
-    if len(raw) > DATA_DEPTH_MAX and raw.count(b"[") + raw.count(b"{") > DATA_DEPTH_MAX and is_deep(raw):
+    if len(raw) > DATA_DEPTH_MAX and _has_many_brackets(raw) and is_deep(raw):
         raise EventError(f"data is nested deeper than {DATA_DEPTH_MAX} levels: flatten it")
+
+
+def _has_many_brackets(raw: bytes) -> bool:
+    return raw.count(b"[") + raw.count(b"{") > DATA_DEPTH_MAX
 
 
 def _why_not(error: Exception) -> str:
