@@ -348,6 +348,10 @@ lines = st.lists(st.builds("{{{}}}".format, pieces.map("".join)).map(str.encode)
 @example([b'{"a":"' + b" " * DATA_BYTES_MAX + b'"}'])
 @example([b'{"a":{}', b',"b":1}', b"{}{}"])
 @example([b'{"a":', b"{}}", b"{}{}"])
+@example([b"", b"{}"])
+@example([b'{"a":{"b":1,"b":2}}', b'{"a":[{"b":1,"b":2}]}'])
+@example([b'{"a":' * 101 + b"1" + b"}" * 101])
+@example([b'{"a":' * 100_000 + b"1" + b"}" * 100_000])
 def test_many_are_plain_only_if_each_is_accepted(raws: list[bytes]) -> None:
     refused = 0
     for raw in raws:

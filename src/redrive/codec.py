@@ -30,6 +30,7 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)  # what msgspec raises for 
 _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # NaN or infinity in MessagePack; or other bytes, by chance
+_OPEN, _CLOSE = set(b"{"), set(b"}")
 _ENCODED = frozenset({msgspec.Raw, bytes, bytearray, memoryview})
 
 
@@ -141,9 +142,7 @@ def check_data(raw: bytes) -> bytes:
     value = decode_json(raw)
     try:
         _probe(value)
-        # A name that comes twice is gone from the value, and its quotes with it. Only \u0022 is a quote that has none.
-        has_escaped = 0x5C in raw and b"u0022" in raw
-        if has_escaped or to_json(value).count(b'"') != raw.count(b'"'):
+        if _has_escaped(raw) or to_json(value).count(b'"') != raw.count(b'"'):
             json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, OverflowError) as error:
         raise EventError(_why_not(error)) from None
@@ -156,20 +155,28 @@ def are_plain(raws: Sequence[bytes]) -> bool:
     What is not closed cannot be closed by the next one: between them is a line's end, which no text may have, and
     behind a brace nothing begins with another but a new object. So as many values as lines are one in each.
     """
-    if not all(raw[:1] == b"{" and raw[-1:] == b"}" and len(raw) <= DATA_BYTES_MAX for raw in raws):
+    if not all(raws) or {raw[0] for raw in raws} != _OPEN or {raw[-1] for raw in raws} != _CLOSE:
+        return False
+    if max(map(len, raws)) > DATA_BYTES_MAX:
         return False
     lines = b"\n".join(raws)
-    if 0x5C in lines and b"u0022" in lines:
-        return False
-    # Each has a bracket. If one had all the others as well, would it be too deep?
-    if lines.count(b"{") + lines.count(b"[") - len(raws) >= DATA_DEPTH_MAX and any(map(_has_many_brackets, raws)):
-        return False
     try:
         values = _from_lines(lines)
         _probe(values)
-        return len(values) == len(raws) and to_json(values).count(b'"') == lines.count(b'"')
-    except (*NOT_JSON, ValueError, OverflowError):
+        if len(values) != len(raws):
+            return False
+        # As many names as colons: none comes twice, and none inside of another. What is deep would need lists.
+        if 0x5B not in lines and lines.count(b":") == sum(map(len, values)):
+            return True
+        is_same = not _has_escaped(lines) and to_json(values).count(b'"') == lines.count(b'"')
+    except (*NOT_JSON, ValueError, OverflowError, RecursionError):
         return False
+    return is_same and not any(map(_has_many_brackets, raws))
+
+
+def _has_escaped(raw: bytes) -> bool:
+    """A name that comes twice is gone from the value, and its quotes with it. Only \\u0022 is a quote that has none."""
+    return 0x5C in raw and b"u0022" in raw
 
 
 def is_deep(raw: bytes) -> bool:

@@ -21,7 +21,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 SHOWN_BYTES_MAX = 100
 TEXTS_MAX = 10_000  # keys, or types, that are remembered as checked
 TOGETHER_MAX = 100  # messages whose values are checked at once; one that is special sends all of them the long way
-_ENVELOPE = b'"specversion"'  # of a CloudEvent that is the whole value
+_ENVELOPE = b"specversion"  # has a CloudEvent that is the whole value
 _new = tuple.__new__
 
 
@@ -47,7 +47,7 @@ class Decoder:
             some = messages[at : at + TOGETHER_MAX]
             values = [message.value() for message in some]
             # Most messages have nothing special about them. Others take the long way, which says what is wrong.
-            is_plain = self._is_plain and all(values) and _ENVELOPE not in b"".join(values) and are_plain(values)
+            is_plain = self._is_plain and are_plain(values) and _ENVELOPE not in b"".join(values)
             found += self._many(some, values, is_plain=is_plain)
         return found
 
