@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
@@ -17,7 +18,7 @@ from redrive.kafka import trouble
 from redrive.kafka.messages import Decoder
 from redrive.kafka.places import Place, anchor_of
 from redrive.kafka.topic import log
-from redrive.sources.port import Message, Positions, Reader
+from redrive.sources.port import Message, Plain, Positions, Reader
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
 
@@ -35,6 +36,7 @@ TUNED = {
 }
 # We join no group. But so long does closing wait for a commit that has found no coordinator yet.
 NO_MEMBER = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 300}
+_error_of = methodcaller("error")
 
 
 class TopicReader(Reader):
@@ -83,7 +85,7 @@ class TopicReader(Reader):
         except KafkaException as error:
             raise self._told(error.args[0]) from None
 
-    def settled(self, messages: Sequence[Message]) -> None:
+    def settled(self, messages: Sequence[Message | Plain]) -> None:
         """The place in the store is all there is to it."""
 
     # ------------------------------------------------------------------ messages
@@ -129,21 +131,25 @@ class TopicReader(Reader):
             raise self._told(self._trouble)
         return found
 
-    def _take(self, raw: Iterable[Any]) -> list[Message]:
-        good = []
-        for message in raw:
-            error = message.error()
-            if error is not None:
-                self._heard(message, error)
-            elif not (self._anchored and self._is_anchor(message)):
-                good.append(message)
+    def _take(self, raw: list[Any]) -> list[Message]:
+        good = raw
+        if self._anchored or any(map(_error_of, raw)):
+            good = [message for message in raw if self._is_new(message)]
         messages = self._decoder(good)
-        for partition, index in {message.partition: index for index, message in enumerate(messages)}.items():
+        for partition, index in {message[0]: index for index, message in enumerate(messages)}.items():
             last = good[index]
             place = Place(last.offset(), anchor_of(last), self.topic.generation)
             self._places[partition] = place
             messages[index] = messages[index]._replace(position=str(place))
         return messages
+
+    def _is_new(self, message: Any) -> bool:
+        """Is it a message, and another than the last one that has landed?"""
+        error = message.error()
+        if error is not None:
+            self._heard(message, error)
+            return False
+        return not (self._anchored and self._is_anchor(message))
 
     def _heard(self, message: Any, error: KafkaError) -> None:
         """Something that is no message."""
