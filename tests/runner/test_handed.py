@@ -14,7 +14,7 @@ from redrive.errors import StoreError
 from redrive.event import NewEvent
 from redrive.runner import handed
 from redrive.runner.handed import Handed, Landed
-from redrive.sources.port import Message, Positions, Reader, Source
+from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.store.log import Logs
 from redrive.testing import Harness
 from redrive.testing.failpoints import failpoint
@@ -47,7 +47,7 @@ class ShelfReader(Reader):
             for at, n in enumerate(found, start)
         ]
 
-    def settled(self, messages: Sequence[Message]) -> None:
+    def settled(self, messages: Sequence[Message | Plain]) -> None:
         """Nothing to tell."""
 
     def close(self) -> None:
@@ -109,6 +109,21 @@ def test_what_others_append_in_between_is_not_passed_over(shop: Shop) -> None:
     stored = [int(data) for (data,) in shop.harness.query("SELECT data FROM redrive_events ORDER BY position")]
     assert shop.given == stored
     assert sorted(shop.given) == sorted([*shop.shelf.said, 100, 101, 102])
+
+
+def test_who_has_taken_from_memory_asks_the_log_for_more(shop: Shop) -> None:
+    shop.harness.run_until_idle()
+    store: Any = shop.app.runtime.store
+
+    def slip_in() -> None:
+        """Behind what has landed, and nobody is woken for it."""
+        with store.transaction() as tx:
+            tx.logs.append("shelf:orders", [NewEvent("late", "said", "k0", 1, 0, None, b"200")])
+
+    shop.shelf.said += [100, 101]
+    with failpoint("land.committed", slip_in):
+        shop.harness.run_until_idle()
+    assert shop.given == [*range(9), 100, 101, 200]
 
 
 def test_who_begins_anew_reads_the_log(shop: Shop, read_back: list[Any]) -> None:

@@ -18,7 +18,7 @@ from redrive.kafka import trouble
 from redrive.kafka.messages import Decoder
 from redrive.kafka.places import Place, anchor_of
 from redrive.kafka.topic import log
-from redrive.sources.port import Message, Positions, Reader
+from redrive.sources.port import Message, Plain, Positions, Reader
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
 
@@ -88,7 +88,7 @@ class TopicReader(Reader):
         except KafkaException as error:
             raise self._told(error.args[0]) from None
 
-    def settled(self, messages: Sequence[Message]) -> None:
+    def settled(self, messages: Sequence[Message | Plain]) -> None:
         """The place in the store is all there is to it."""
 
     # ------------------------------------------------------------------ messages

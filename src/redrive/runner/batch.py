@@ -43,6 +43,7 @@ class Batch:
     rows: list[Row]
     last: int  # everything read up to this position is in the batch, settled, or not asked for
     full: bool = False  # as many rows as may be were read: there are probably more
+    handed: bool = False  # they were not read at all: whether there are more is still to be asked
     failed: tuple[Any, ...] | None = None  # position and error of the one that failed when all ran at once
     alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
 
@@ -71,14 +72,22 @@ def next_batch(duty: Duty, tx: StoreTx) -> Batch:
     return _batch(duty, rows, full=len(rows) == limit)
 
 
+def has_handed(duty: Duty) -> bool:
+    """Is what comes next in memory?"""
+    return bool(duty.engine.handed.after(duty.subscription.source, duty.window.position, 1))
+
+
 def handed_batch(duty: Duty) -> Batch | None:
-    """The same of what has just landed, if it is here. Whether there is more, only the log can tell."""
+    """The same of what has just landed, if it is here."""
     engine = duty.engine
     if not duty.log_id:  # it was not there yet when we last looked
         return None
     rows = engine.handed.after(duty.subscription.source, duty.window.position, engine.settings.batch_max)
-    batch = _batch(duty, rows, full=True) if rows else None
-    return batch if batch and batch.rows else None
+    if not rows:
+        return None
+    batch = _batch(duty, rows, full=True)
+    batch.handed = True
+    return batch if batch.rows else None
 
 
 def _batch(duty: Duty, rows: list[Row], *, full: bool) -> Batch:

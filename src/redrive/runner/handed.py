@@ -2,7 +2,7 @@
 store costs a fifth of applying them.
 
 Put here after their commit, used where writing happens, one after the other. It is the log that counts: who does not
-find here exactly what follows its own progress reads the log, and so does everybody whose turn has taken from here.
+find here exactly what follows its own progress reads the log, and who does asks it whether there is more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from redrive.store.sql import Row
 
-ROWS_MAX = 8_000  # of one log: two landings
+ROWS_MAX = 8_000  # of one log: four large landings
 BYTES_MAX = 8_000_000  # of data in one landing: what is larger takes longer to apply than to read
 
 

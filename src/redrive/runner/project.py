@@ -19,7 +19,7 @@ from redrive.policy import action as act
 from redrive.policy.action import Action
 from redrive.policy.lanes import Head
 from redrive.runner.at_once import try_at_once
-from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, next_batch
+from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, has_handed, next_batch
 from redrive.runner.call import attempt
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
@@ -54,7 +54,9 @@ class Projector:
         until = clock.monotonic() + TURNS_TIME_MAX
         try:
             turn = self.turn()
-            while turn.goes_on and clock.monotonic() < until and not store.is_wanted and not stopping():
+            while turn.goes_on and clock.monotonic() < until and not stopping():
+                if store.is_wanted and not has_handed(self.duty):  # what is in memory would have to be read later
+                    break
                 turn = self.turn(letters=False)
         except RedriveError:  # what was committed before it is to be told all the same
             self._announce()
@@ -167,6 +169,8 @@ class Projector:
                 raise Nothing
             self._caller.escalate_if_swallowed()
             settling.finish(last, (row[0] for row in batch.rows[:ran]))
+            if batch.handed:  # who appends later rings later; whoever has rung already may have appended behind them
+                batch.full = tx.logs.last(duty.log_id) > batch.last
             hit("batch.before_commit")
         hit("batch.committed")
         self._after(settling, started)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from redrive.codec import from_json, to_json
-from redrive.event import NewEvent
 from redrive.store.append import Names
 from redrive.store.sql import Row, Sql
 
@@ -29,6 +28,25 @@ def known(sql: Sql, log: int, ids: Sequence[str]) -> dict[str, Row]:
         return {}
     rows: Iterable[Row] = sql.all("events_known", {"log": log, "ids": to_json([*ids]).decode()})
     return {row[0]: row[1:] for row in rows}
+
+
+class Fields(Protocol):
+    """What is stored of an event."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def schema(self) -> int: ...
+    @property
+    def time_us(self) -> int: ...
+    @property
+    def headers_raw(self) -> bytes | None: ...
+    @property
+    def data_raw(self) -> bytes: ...
 
 
 class Versions:
@@ -60,9 +78,7 @@ class Appended(NamedTuple):
     rows: list[Row]
 
 
-def append_new(
-    names: Names, sql: Sql, log_name: str, events: Sequence[NewEvent], versions: Versions
-) -> Appended | None:
+def append_new(names: Names, sql: Sql, log_name: str, events: Sequence[Fields], versions: Versions) -> Appended | None:
     """Append events that the log should not hold yet.
 
     None if it holds one of them: then some are missing, the transaction is to be rolled back, and each looked at.
@@ -73,11 +89,11 @@ def append_new(
     keys.discard(None)
     last = versions.of(sql, log, keys)  # type: ignore[arg-type]
     rows: list[Row] = []
-    for id, kind, key, schema, time_us, headers, data, _, _, _, _ in events:
-        version = None
+    for e in events:
+        version, key = None, e.key
         if key is not None:
             version = last[key] = last[key] + 1
-        rows.append((log, id, kind, key, version, schema, time_us, headers, data))
+        rows.append((log, e.id, e.type, key, version, e.schema, e.time_us, e.headers_raw, e.data_raw))
     if sql.put_all("event_land", rows) != len(rows):
         return None
     position: int = sql.value("log_last", (log,))
