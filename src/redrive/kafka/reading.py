@@ -18,7 +18,7 @@ from redrive.kafka import trouble
 from redrive.kafka.messages import Decoder
 from redrive.kafka.places import Place, anchor_of
 from redrive.kafka.topic import log
-from redrive.sources.port import Message, Plain, Positions, Reader
+from redrive.sources.port import Message, Plain, Positions, Reader, moved
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
 
@@ -73,7 +73,7 @@ class TopicReader(Reader):
         """Let it go. `Consumer.close` leaves a group, where we are none, and may wait for a broker without end."""
         self._consumer = None
 
-    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message | Plain]:
         """The next messages. Without a wait, none means: all that the broker has been asked for has been read."""
         try:
             self.starts, self._asked = {}, {}  # those of the last time have landed, or we would not be here
@@ -93,7 +93,7 @@ class TopicReader(Reader):
 
     # ------------------------------------------------------------------ messages
 
-    def _wait(self, limit: int, wait: float) -> list[Message]:
+    def _wait(self, limit: int, wait: float) -> list[Message | Plain]:
         """Whatever comes first."""
         until = time.monotonic() + wait
         while not (found := self._poll(limit, wait)):
@@ -102,7 +102,7 @@ class TopicReader(Reader):
                 break
         return found
 
-    def _catch_up(self, limit: int) -> list[Message]:
+    def _catch_up(self, limit: int) -> list[Message | Plain]:
         """What there is by now, if it takes a while to come."""
         found = self._poll(limit, 0.0)
         if found:
@@ -121,7 +121,7 @@ class TopicReader(Reader):
             for partition, high in highs.items()
         )
 
-    def _poll(self, limit: int, wait: float) -> list[Message]:
+    def _poll(self, limit: int, wait: float) -> list[Message | Plain]:
         consumer, raw = self._consumer, []
         if self._early:
             raw, self._early = self._early, []
@@ -135,16 +135,16 @@ class TopicReader(Reader):
             raise self._told(self._trouble)
         return found
 
-    def _take(self, raw: list[Any]) -> list[Message]:
+    def _take(self, raw: list[Any]) -> list[Message | Plain]:
         good = raw
         if self._anchored or any(map(_error_of, raw)):
             good = [message for message in raw if self._is_new(message)]
         messages = self._decoder(good)
-        for partition, index in {message[0]: index for index, message in enumerate(messages)}.items():
+        for partition, index in {message.partition: index for index, message in enumerate(messages)}.items():
             last = good[index]
             place = Place(last.offset(), anchor_of(last), self.topic.generation)
             self._places[partition] = place
-            messages[index] = messages[index]._replace(position=str(place))
+            messages[index] = moved(messages[index], str(place))
         return messages
 
     def _is_new(self, message: Any) -> bool:
