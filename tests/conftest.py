@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from redrive.testing.scratch import in_memory
 from redrive.testing.servers import Databases, databases, empty
 
 # A deadline measures the machine, not the code; runs on a busy machine must not fail by chance.
@@ -27,6 +28,13 @@ SLOW = [
 assert all((HERE / name).exists() for name in SLOW), "a file was moved: SLOW has its former name"
 FIRST = ["simulation", "crash"]  # minutes in a few tests: at the end the other processes would wait for them
 FAST = "not slow"
+ROOM = 4 << 30  # bytes: what passed is removed at once, see pyproject.toml
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files of tests are in memory where it has the room: most of the time was spent waiting for a disk."""
+    if config.option.basetemp is None and (memory := in_memory(ROOM)):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
