@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,8 @@ def pytest_collection_finish() -> None:
     """Tests rewrite programs within a second, and bytecode tells files apart by seconds: from here on none is kept."""
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    gc.collect()
+    gc.freeze()  # 300,000 objects of seven thousand tests, looked through again at every collection: 0.2 s each
 
 
 @pytest.fixture(scope="session")
