@@ -149,7 +149,8 @@ test)
     find_older_postgres
     find_promtool
     rm -rf .venv/apt-lists
-    exec "$python" -m pytest -n 2 --dist worksteal --durations=15 "$@"
+    # One more than cores: who waits for a process, a server or a lease leaves its core to the others.
+    exec "$python" -m pytest -n 3 --dist worksteal --durations=15 "$@"
     ;;
 check)
     install test '.[test]'
