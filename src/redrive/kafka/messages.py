@@ -10,7 +10,8 @@ from redrive.codec import are_plain, check_data
 from redrive.errors import EventError
 from redrive.event import NewEvent, check_id, check_key, check_type
 from redrive.sources.codec import Place
-from redrive.sources.port import Message
+from redrive.sources.port import Message, Plain
+from redrive.sources.quick import ENVELOPE, TEXTS_MAX, TOGETHER_MAX
 from redrive.sources.refusal import UNDECODABLE, refusal
 from redrive.subscription import REFUSED
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[str, bytes | None]]
 SHOWN_BYTES_MAX = 100
-TEXTS_MAX = 10_000  # keys, or types, that are remembered as checked
-TOGETHER_MAX = 100  # messages whose values are checked at once; one that is special sends all of them the long way
-_ENVELOPE = b"specversion"  # has a CloudEvent that is the whole value
-_new = tuple.__new__
 
 
 class Decoder:
@@ -40,27 +37,27 @@ class Decoder:
         generation = "" if topic.generation == 1 else f"~{topic.generation}"  # offsets begin again, ids must not
         self.prefix = f"{topic.name}{generation}/"
 
-    def __call__(self, messages: Sequence[Any]) -> list[Message]:
+    def __call__(self, messages: Sequence[Any]) -> list[Message | Plain]:
         """The events, or the refusals that stand for them."""
-        found: list[Message] = []
+        found: list[Message | Plain] = []
         for at in range(0, len(messages), TOGETHER_MAX):
             some = messages[at : at + TOGETHER_MAX]
             values = [message.value() for message in some]
             # Most messages have nothing special about them. Others take the long way, which says what is wrong.
-            is_plain = self._is_plain and are_plain(values) and _ENVELOPE not in b"".join(values)
+            is_plain = self._is_plain and are_plain(values) and ENVELOPE not in b"".join(values)
             found += self._many(some, values, is_plain=is_plain)
         return found
 
-    def _many(self, messages: Sequence[Any], values: Sequence[bytes | None], *, is_plain: bool) -> Iterator[Message]:
+    def _many(
+        self, messages: Sequence[Any], values: Sequence[bytes | None], *, is_plain: bool
+    ) -> Iterator[Message | Plain]:
         name, prefix, keys = self._name, self.prefix, self._keys
         for message, value in zip(messages, values, strict=True):
             partition, position, raw_key = message.partition(), str(message.offset()), message.key()
             id, time_us = f"{prefix}{partition}/{position}", message.timestamp()[1] * 1_000
             key, headers = keys.get(raw_key), message.headers()
             if is_plain and not headers and time_us >= 0 and (key or not raw_key):
-                # As NewEvent(…) and Message(…) with their defaults, in a third of the time.
-                event = _new(NewEvent, (id, name, key, 1, time_us, None, value, None, False, False, None))
-                yield _new(Message, (partition, position, event, False))
+                yield Plain(partition, position, False, id, name, key, time_us, value)  # type: ignore[arg-type]
             else:
                 place = Place(id, name, None, max(time_us, 0))
                 yield self._one(partition, position, place, raw_key, value, headers or (), is_plain=is_plain)
@@ -68,22 +65,20 @@ class Decoder:
     def _one(
         self, partition: int, position: str, place: Place, raw_key: bytes | None, value: bytes | None,
         headers: Headers, *, is_plain: bool,
-    ) -> Message:  # fmt: skip
+    ) -> Message | Plain:  # fmt: skip
         try:
             if raw_key:
                 place = place._replace(key=_text(self._keys, raw_key, check_key))
         except (EventError, UnicodeDecodeError) as error:
             return Message(partition, position, _keyless(place, raw_key or b"", value, error), False)
-        event, has_id = (
-            self._quick(headers, value, place, is_plain=is_plain) or self._decoded(headers, value, place)
-        )  # fmt: skip
-        return Message(partition, position, event, has_id)
+        quick = self._quick(partition, position, place, value, headers, is_plain=is_plain)
+        return quick or Message(partition, position, *self._decoded(headers, value, place))
 
     def _quick(
-        self, headers: Headers, value: bytes | None, place: Place, *, is_plain: bool
-    ) -> tuple[NewEvent, bool] | None:
+        self, partition: int, position: str, place: Place, value: bytes | None, headers: Headers, *, is_plain: bool
+    ) -> Plain | None:
         """With headers for the type and the id, and no others. None: take the long way."""
-        if not self._is_plain or value is None or (not is_plain and _ENVELOPE in value):
+        if not self._is_plain or value is None or (not is_plain and ENVELOPE in value):
             return None
         kind, given = self._name, b""
         try:
@@ -99,7 +94,7 @@ class Decoder:
                 check_data(value)
         except (EventError, UnicodeDecodeError):
             return None
-        return NewEvent(id, kind, place.key, 1, place.time_us, None, value, None, False), bool(given)
+        return Plain(partition, position, bool(given), id, kind, place.key, place.time_us, value)
 
     def _decoded(self, headers: Headers, value: bytes | None, place: Place) -> tuple[NewEvent, bool]:
         fields = {name: _readable(text) for name, text in headers}

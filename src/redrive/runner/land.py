@@ -252,6 +252,8 @@ class LandingLoop(Loop):
     async def _had_nothing(self) -> None:
         if self._thread is None:
             await self.rest(True, self.pause_length())
+        elif not self.idle and self._wait > 0:
+            self._wait = 0.0  # nothing has come in time; only who does not wait is told whether there is anything
         elif not self.idle:
             self.idle, self._wait = True, WAIT_MIN
             self.on_idle()

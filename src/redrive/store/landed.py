@@ -59,15 +59,24 @@ class Versions:
         self.above = 0  # the last one when they were last asked for
         self._known: dict[str, int] = {}
 
-    def of(self, sql: Sql, log: int, keys: set[str]) -> dict[str, int]:
-        """At least those of these keys, to be counted on; None of it holds if the transaction does not commit."""
-        self.above = sql.value("log_last", (log,))
-        if self.upto != self.above or len(self._known) > KEYS_MAX:
+    def of(self, sql: Sql, log: int, keys: set[str], last: int) -> dict[str, int]:
+        """At least those of these keys, to be counted on; None of it holds if the transaction does not commit.
+
+        `last`: the last position of the log now.
+        """
+        self.above = last
+        if self.upto != last or len(self._known) > KEYS_MAX:
             self._known = {}
         if new := keys - self._known.keys():
             self._known |= from_json(sql.value("key_versions", (log, to_json([*new]).decode())))
         self.upto = -1
         return self._known
+
+    def counted(self, upto: int, others: Iterable[str | None]) -> None:
+        """They hold up to this position, but for these keys, which others have counted on."""
+        self.upto = upto
+        for key in others:
+            self._known.pop(key, None)  # type: ignore[arg-type]
 
 
 class Appended(NamedTuple):
@@ -87,7 +96,7 @@ def append_new(names: Names, sql: Sql, log_name: str, events: Sequence[Fields], 
     sql.claim((log,))
     keys = {event.key for event in events}
     keys.discard(None)
-    last = versions.of(sql, log, keys)  # type: ignore[arg-type]
+    last = versions.of(sql, log, keys, sql.value("log_last", (log,)))  # type: ignore[arg-type]
     rows: list[Row] = []
     for e in events:
         version, key = None, e.key
