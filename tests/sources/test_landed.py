@@ -33,10 +33,10 @@ def land(app: App, events: list[NewEvent], versions: landed.Versions) -> None:
 
 
 def _append(tx: Any, events: list[NewEvent], versions: landed.Versions) -> int:
-    position, are_new = landed.append_new(tx.logs, tx.sql, "x", events, versions)
-    if not are_new:
+    added = landed.append_new(tx.logs, tx.sql, "x", events, versions)
+    if added is None:
         raise Repeated
-    return position
+    return added.position
 
 
 def test_versions_go_on_whoever_else_appends(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
