@@ -180,39 +180,54 @@ def attempt_effects(ctx: Ctx) -> tuple[Effects | None, BaseException | None]:
 
 
 def attempt_each(
-    function: Callable[..., Any], events: Sequence[Event[Any]], tx: Tx
+    function: Callable[..., Any], events: Sequence[Event[Any]], tx: Tx, stride: int, begin: Callable[[int], bool]
 ) -> tuple[int, BaseException | None]:
     """Call a projection for one event after the other: how many it took, and what ended it early."""
     done = 0
-    try:
-        for event in events:
-            tx.event = event
-            function(event, tx)
-            done += 1
-    except Escalate:
-        raise
-    except BaseException as error:
-        return done, error
+    for start in range(0, len(events), stride):
+        if not begin(done):
+            break
+        try:
+            for event in events[start : start + stride]:
+                tx.event = event
+                function(event, tx)
+                done += 1
+        except Escalate:
+            raise
+        except BaseException as error:
+            return done, error
     return done, None
 
 
 def attempt_rows(
-    function: Callable[..., Any], rows: Sequence[Row], types: EventTypes, tx: Tx, late: Callable[[], bool]
+    function: Callable[..., Any],
+    rows: Sequence[Row],
+    types: EventTypes,
+    tx: Tx,
+    late: Callable[[], bool],
+    stride: int,
+    begin: Callable[[int], bool],
 ) -> tuple[int, BaseException | None]:
-    """Call a projection for one row after the other, until it raises or it is late: how many, and what it raised."""
+    """Call a projection for one row after the other, until it raises or it is late: how many, and what it raised.
+
+    `begin` is called before each stride, and may end it.
+    """
     done = 0
     event: Event[Any]
-    try:
-        for row in rows:
-            tx.event = event = Event(*row, types)  # type: ignore[call-arg]  # from_row, without the call
-            function(event, tx)
-            done += 1
-            if not done & 15 and late():
-                break
-    except Escalate:
-        raise
-    except BaseException as error:
-        return done, error
+    for start in range(0, len(rows), stride):
+        if not begin(done):
+            break
+        try:
+            for row in rows[start : start + stride]:
+                tx.event = event = Event(*row, types)  # type: ignore[call-arg]  # from_row, without the call
+                function(event, tx)
+                done += 1
+                if not done & 15 and late():
+                    return done, None
+        except Escalate:
+            raise
+        except BaseException as error:
+            return done, error
     return done, None
 
 

@@ -30,7 +30,8 @@ from redrive.runner.sweep import Events, Rows
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
-TURNS_TIME_MAX = 0.03  # seconds; a lease, a stop and a signal want to be looked at in between
+# Seconds. A lease and letters that are due want to be looked at in between; but dead letters of all turns share a sync.
+TURNS_TIME_MAX = 0.1
 LETTERS_MAX = 500  # lanes retried per transaction
 
 Failed = list[tuple[Work, Action]]

@@ -18,6 +18,7 @@ from redrive.runner.batch import Batch
 from redrive.runner.call import attempt_each, attempt_rows
 from redrive.runner.caller import Caller
 from redrive.runner.duty import Work
+from redrive.runner.strides import Begin
 from redrive.store.port import Function, StoreTx
 from redrive.store.sql import Row
 
@@ -67,14 +68,17 @@ class Rows(Sweep[Row]):
         super().__init__(caller, tx, user, batch, is_late)
         self._ends = ends
 
-    def run(self, function: Function, rows: Sequence[Row]) -> tuple[int, BaseException | None, bool]:
+    def run(
+        self, function: Function, rows: Sequence[Row], stride: int, begin: Begin
+    ) -> tuple[int, BaseException | None, bool]:
         """Call for each row."""
         known, found = self._batch.failed, None
         if known is not None and rows[0][0] <= known[0] <= rows[-1][0]:  # this attempt was made, and counts
             found = known[1]
             rows = [row for row in rows if row[0] < known[0]]
         self._caller.begin()
-        good, error = attempt_rows(function, rows, self._caller.duty.engine.types, self._user, self._ends)
+        types = self._caller.duty.engine.types
+        good, error = attempt_rows(function, rows, types, self._user, self._ends, stride, begin)
         if error is None and good == len(rows) and found is not None:
             return good, found, True
         return good, error, self._tx.is_undone
@@ -88,14 +92,16 @@ class Events(Sweep[Event[Any]]):
 
     _again = False
 
-    def run(self, function: Function, events: Sequence[Event[Any]]) -> tuple[int, BaseException | None, bool]:
+    def run(
+        self, function: Function, events: Sequence[Event[Any]], stride: int, begin: Begin
+    ) -> tuple[int, BaseException | None, bool]:
         """Call for each event."""
         if self._again:
             for event in events:  # the function must not see its own changes
                 event.forget()
         self._again = True
         self._caller.begin()
-        good, error = attempt_each(function, events, self._user)
+        good, error = attempt_each(function, events, self._user, stride, begin)
         return good, error, self._tx.is_undone
 
     def _work(self, event: Event[Any]) -> Work:

@@ -37,8 +37,11 @@ class Sieve:
 
     def add(self, letters: Iterable[Said]) -> None:
         """These letters are dead now, and say this. It is written at the end: many that die together share a row."""
+        said: dict[int, list[str]] = {}
         for letter, kind, message in letters:
-            _read(f"{kind}: {message}", self._new.setdefault(letter // LETTERS, set()))
+            said.setdefault(letter // LETTERS, []).append(f"{kind}: {message}")
+        for row, texts in said.items():  # read as one text: what it seems to say where two meet does no harm
+            _read("\0".join(texts), self._new.setdefault(row, set()))
 
     def end(self) -> None:
         """The transaction is about to commit."""
