@@ -32,6 +32,7 @@ from redrive.store.sql import Row
 
 # Seconds. A lease and letters that are due want to be looked at in between; but dead letters of all turns share a sync.
 TURNS_TIME_MAX = 0.1
+ASIDE_SHARE = 1.5  # of `batch_time_max`: when what was put aside is late, too; a slow batch leaves it no other time
 LETTERS_MAX = 500  # lanes retried per transaction
 
 Failed = list[tuple[Work, Action]]
@@ -185,8 +186,8 @@ class Projector:
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
         at_once = plain and self._pace.next_batch()
 
-        def late() -> bool:
-            return clock.monotonic() - started > limit
+        def late(share: float = 1.0) -> bool:
+            return clock.monotonic() - started > share * limit
 
         while done < len(batch.rows) and not turn.lane_full:
             if plain and not settling.parking:
@@ -201,7 +202,7 @@ class Projector:
         return done
 
     def _run_rows(
-        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[[], bool], *,
+        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[..., bool], *,
         at_once: bool,
     ) -> tuple[int, Failed]:  # fmt: skip
         """Nothing is parked, nobody follows anybody: how far it went, and which of them failed."""
@@ -211,6 +212,7 @@ class Projector:
             ran = attempt_all(tx, self._caller.callee(tx), rows, sweep)
         else:
             ran = isolate(tx, self._caller.callee(tx), rows, self._pace, sweep)
+        sweep.end(lambda: late(ASIDE_SHARE))
         if ran:
             last = from_row(rows[ran - 1], self.duty.engine.types)
             settling.commit_events(ran - len(sweep.failed), last)
