@@ -86,7 +86,7 @@ find_older_postgres() {
     for folder in /usr/lib/postgresql/1[4-7]/bin; do
         if [ -x "$folder/initdb" ]; then return; fi
     done
-    if [ ! -d .venv/older-postgres/usr ]; then unpack_older_postgres >/dev/null 2>&1 || rm -rf .venv/older-postgres; fi
+    unpack older-postgres --yes --no-install-recommends --download-only --reinstall install postgresql-15
     for folder in .venv/older-postgres/usr/lib/postgresql/*/bin; do
         if [ -x "$folder/initdb" ]; then
             REDRIVE_TEST_POSTGRES_OLD=$(pwd)/$folder
@@ -97,15 +97,43 @@ find_older_postgres() {
     say "NO OLDER POSTGRES: apt has no package postgresql-15 to give; the contract is tested on the newest alone"
 }
 
-unpack_older_postgres() {  # as any user: nothing of the system is changed
+# Prometheus' own tool tries the alert rules. The same way, and as said of Postgres.
+find_promtool() {
+    if [ -n "${REDRIVE_TEST_PROMTOOL:-}" ] || command -v promtool >/dev/null; then return; fi
+    unpack prometheus download prometheus
+    if [ -x .venv/prometheus/usr/bin/promtool ]; then
+        REDRIVE_TEST_PROMTOOL=$(pwd)/.venv/prometheus/usr/bin/promtool
+        export REDRIVE_TEST_PROMTOOL
+        return
+    fi
+    say "NO PROMTOOL: apt has no package prometheus to give; the alert rules are read by our tests alone"
+}
+
+unpack() {  # unpack FOLDER APT-GET'S ARGUMENTS: into .venv/FOLDER
+    if [ -d ".venv/$1/usr" ]; then return; fi
+    folder=$1
+    shift
+    (download "$folder" "$@") >/dev/null 2>&1 || rm -rf ".venv/$folder"
+}
+
+download() {  # as any user: nothing of the system is changed
     command -v apt-get && command -v dpkg || return 1
-    cache=$(pwd)/.venv/older-postgres
-    mkdir -p "$cache/lists/partial" "$cache/archives/partial"
-    set -- -o Debug::NoLocking=1 -o "Dir::State::lists=$cache/lists" -o "Dir::Cache=$cache" -o APT::Sandbox::User=
-    timeout 60 apt-get "$@" update
-    timeout 60 apt-get "$@" --yes --no-install-recommends --download-only --reinstall install postgresql-15
-    for package in "$cache"/archives/*.deb; do dpkg -x "$package" "$cache"; done
-    rm -rf "$cache/lists" "$cache/archives"
+    cache=$(pwd)/.venv/$1
+    lists=$(pwd)/.venv/apt-lists
+    shift
+    mkdir -p "$cache/archives/partial"
+    cd "$cache/archives"  # where `apt-get download` puts what it gets
+    if [ ! -d "$lists" ]; then
+        mkdir -p "$lists/partial"
+        apt update
+    fi
+    apt "$@" || return 1
+    for package in *.deb; do dpkg -x "$package" "$cache"; done
+    rm -rf "$cache/archives"
+}
+
+apt() {
+    timeout 60 apt-get -o Debug::NoLocking=1 -o "Dir::State::lists=$lists" -o "Dir::Cache=$cache" -o APT::Sandbox::User= "$@"
 }
 
 command=${1:-}
@@ -119,7 +147,10 @@ test)
     install test '.[test]'
     inspect
     find_older_postgres
-    exec "$python" -m pytest -n 2 --dist worksteal --durations=15 "$@"
+    find_promtool
+    rm -rf .venv/apt-lists
+    # One more than cores: who waits for a process, a server or a lease leaves its core to the others.
+    exec "$python" -m pytest -n 3 --dist worksteal --durations=15 "$@"
     ;;
 check)
     install test '.[test]'

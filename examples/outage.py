@@ -2,6 +2,7 @@
 
     python examples/outage.py                one that comes back able to take 150 requests a second
     python examples/outage.py --unprotected  the same without breaker, limit and budget: the storm
+    python examples/outage.py --svg FILE     both, as one picture
 
 It needs `pip install 'redrive[http]'`; the three sinks are servers of its own, on this machine.
 """
@@ -34,6 +35,7 @@ class Story:
     seconds: float = 20.0  # events are appended for so long
     patience: float = 60.0
     arrived: dict[str, list[float]] = field(default_factory=dict)
+    refused: dict[str, list[float]] = field(default_factory=dict)
     order: dict[str, list[str]] = field(default_factory=dict)
     lag: dict[str, float] = field(default_factory=dict)
     peak: int = 0  # requests in the busiest second after the sink came back
@@ -102,6 +104,7 @@ class Story:
                 request for request in server.requests if request.headers.get("ce-id") and not refused(server, request)
             ]
             self.arrived[name] = [request.at - began for request in good]
+            self.refused[name] = [request.at - began for request in server.requests if refused(server, request)]
             self.order[name] = [request.headers["ce-id"] for request in good]
             self.lag[name] = max(
                 (request.at - began - int(request.headers["ce-id"].split("-")[1]) / self.rate for request in good),
@@ -158,13 +161,52 @@ def picture(story: Story) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Run it and say what happened."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--unprotected", action="store_true")
-    story = Story(protected=not parser.parse_args().unprotected)
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(story.run(Path(folder)))
+BAR, UNIT, LANE = 14, 0.4, 110  # pixels: the width of a second, the height of a request, that of a sink
+
+
+def drawn(stories: list[Story]) -> str:
+    """The stories below each other as SVG: what each sink took in green, what it had to refuse in red."""
+    seconds = int(max(max(times) for story in stories for times in story.arrived.values())) + 1
+    width, height = 110 + seconds * BAR, len(stories) * (3 * LANE + 40) + 30
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    top = 0
+    for story in stories:
+        title = "with breaker, limit and retry budget" if story.protected else "without"
+        parts.append(f'<text x="100" y="{top + 24}" font-weight="bold">{title}: requests per second</text>')
+        top += 30
+        for name in story.arrived:
+            parts += [_lane(story, name, top, width)]
+            top += LANE
+        top += 10
+    parts += [f'<text x="{100 + at * BAR}" y="{height - 8}">{at} s</text>' for at in range(0, seconds, 5)]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _lane(story: Story, name: str, top: int, width: int) -> str:
+    floor, roof = top + LANE - 10, LANE - 10
+    parts = [f'<text x="8" y="{floor}">{name}</text>']
+    if name == "warehouse":
+        left, long = 100 + story.down_at * BAR, story.down_for * BAR
+        parts.append(f'<rect x="{left:g}" y="{top}" width="{long:g}" height="{roof}" fill="#eeeeee"/>')
+        parts.append(f'<text x="{left + 8:g}" y="{top + 16}" fill="#777777">down</text>')
+        line = f'x1="100" x2="{width}" y1="{floor - CAPACITY * UNIT:g}" y2="{floor - CAPACITY * UNIT:g}"'
+        parts.append(f'<line {line} stroke="#777777" stroke-dasharray="4"/>')
+        parts.append(f'<text x="8" y="{floor - CAPACITY * UNIT + 4:g}" fill="#777777">can take {CAPACITY}</text>')
+    taken, refused = (Counter(map(int, times[name])) for times in (story.arrived, story.refused))
+    for second in sorted({*taken, *refused}):
+        left, low = 100 + second * BAR, float(floor)
+        for count, colour in ((taken[second], "#2a7f4f"), (refused[second], "#c0392b")):
+            tall = min(count * UNIT, low - top)  # a storm may be higher than the picture
+            low -= tall
+            parts.append(f'<rect x="{left}" y="{low:g}" width="{BAR - 2}" height="{tall:g}" fill="{colour}"/>')
+    return "\n".join(parts)
+
+
+def tell(story: Story) -> None:
+    """What happened, in words."""
     print(picture(story))
     print(
         f"\n{story.sent} events; the healthy sinks were at most "
@@ -174,6 +216,21 @@ def main() -> None:
         f"warehouse was down for {story.down_for:.0f} s, met at most {story.peak} requests a second when it was back,"
     )
     print(f"and had everything {story.recovered_after:.1f} s later; dead letters: {story.letters}.")
+
+
+def main() -> None:
+    """Run it and say what happened."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--unprotected", action="store_true")
+    parser.add_argument("--svg", type=Path, metavar="FILE")
+    chosen = parser.parse_args()
+    stories = [Story(), Story(protected=False)] if chosen.svg else [Story(protected=not chosen.unprotected)]
+    for story in stories:
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(story.run(Path(folder)))
+        tell(story)
+    if chosen.svg:
+        chosen.svg.write_text(drawn(stories), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psycopg
 import pytest
@@ -219,7 +220,8 @@ def test_payments_come_from_kafka_and_balances_go_to_redis(
 
 def test_the_outage_of_a_sink(tmp_path: Path) -> None:
     """outage.py over real connections, shorter; tests/runner/test_outage.py has the whole of it, on virtual time."""
-    story = runpy.run_path(str(EXAMPLES / "outage.py"))["Story"](rate=40.0, down_for=2.0, down_at=1.0, seconds=4.0)
+    example = runpy.run_path(str(EXAMPLES / "outage.py"))
+    story = example["Story"](rate=40.0, down_for=2.0, down_at=1.0, seconds=4.0)
     asyncio.run(story.run(tmp_path))
     for name, arrived in story.order.items():
         first = list(dict.fromkeys(int(one.removeprefix("order-")) for one in arrived))
@@ -229,6 +231,8 @@ def test_the_outage_of_a_sink(tmp_path: Path) -> None:
             assert mine == sorted(mine), name
     assert story.letters == 0
     assert 0 < story.peak <= 160, "the limit of 140 a second, and what was saved up for it"
+    bars = ElementTree.fromstring(example["drawn"]([story])).findall("{*}rect[@fill='#2a7f4f']")
+    assert sum(float(bar.attrib["height"]) for bar in bars) == example["UNIT"] * sum(map(len, story.arrived.values()))
 
 
 def shown_programs() -> list[tuple[str, str]]:

@@ -86,6 +86,57 @@ def test_an_automatic_replay_is_not_resumed_by_hand(failed: Any) -> None:
     assert failed.redrive("ops", "cancel", str(number), "--yes", "--store", "shop.db").code == 0
 
 
+def test_totals_of_what_is_meant(failed: Any) -> None:
+    def total(*chosen: str) -> dict[str, int]:
+        answer = failed.redrive("dlq", "stats", "--json", *chosen, "--store", "shop.db")
+        assert (answer.code, answer.err) == (0, "")
+        found: dict[str, int] = {}
+        for one in answer.json:
+            found[one["state"]] = found.get(one["state"], 0) + one["n"]
+        return found
+
+    assert total() == total("--all") == {"dead": 2, "retrying": 2}
+    assert total("-s", "charge") == total("-s", "charge", "--type", "*") == {"dead": 1, "retrying": 1}
+    assert total("--key", "k1") == total("--since", "1h") == {"dead": 2}
+    assert total("--error", "cannot charge") == total("--reason", "rejected") == total("1") == {"dead": 1}
+    assert total("--key", "k2") == total("--until", "1h") == {}
+    answer = failed.redrive("dlq", "stats", "--by", "subscription", "--key", "k1", "--limit", "1", "--store", "shop.db")
+    assert answer.out.split()[:2] == ["subscription", "letters"]
+    assert answer.err == "only the first 1 letters that match were counted; there are more: --limit\n"
+    assert "no such letters" in failed.redrive("dlq", "stats", "--key", "k2", "--store", "shop.db").out
+
+
+def test_causes_of_what_is_meant(failed: Any) -> None:
+    def subscriptions(*chosen: str) -> list[str]:
+        return sorted(
+            one["subscription"] for one in failed.redrive("dlq", *chosen, "--json", "--store", "shop.db").json
+        )
+
+    both = subscriptions()
+    assert len(both) == 2
+    assert subscriptions("--key", "k1") == subscriptions("--type", "*") == subscriptions("--since", "1h") == both
+    assert subscriptions("--error", "cannot charge") == subscriptions("-s", "charge") == ["charge"]
+    assert subscriptions("--key", "k2") == subscriptions("--reason", "bad_key") == []
+
+
+def test_the_letter_that_is_shown_may_be_the_oldest_of_a_selection(failed: Any) -> None:
+    answer = failed.redrive("dlq", "show", "--key", "k1", "--store", "shop.db")
+    assert "negative amount" in answer.out
+    assert "there are more: --limit, or redrive dlq list --after 1" in answer.out
+    several = failed.redrive("dlq", "show", "--all", "--limit", "9", "--json", "--store", "shop.db").json
+    assert [one["id"] for one in several] == [1, 3]
+    assert failed.redrive("dlq", "show", "3", "1", "--json", "--store", "shop.db").json == several
+    assert failed.redrive("dlq", "show", "--key", "k2", "--store", "shop.db").out == "no dead letters\n"
+    assert failed.redrive("dlq", "show", "--store", "shop.db").code == 2
+
+
+def test_what_is_said_of_a_verb_stands_behind_it(failed: Any) -> None:
+    for before in (["-s", "charge"], ["--store", "shop.db"], ["--json"], ["--limit", "3"]):
+        answer = failed.redrive("dlq", *before, "list")
+        assert (answer.code, answer.out) == (2, "")
+        assert "goes behind the verb: redrive dlq list" in answer.err
+
+
 def test_a_letter_that_is_not_there_is_a_failure(failed: Any) -> None:
     answer = failed.redrive("dlq", "show", "99", "--store", "shop.db")
     assert answer.code == 2

@@ -21,6 +21,7 @@ from redrive.replay.events import EventRow, Wanted
 from redrive.replay.transfer import BATCH_EVENTS_MAX, Imported, export, load
 from redrive.store.address import is_postgres
 from redrive.testing import failpoint
+from redrive.testing.scratch import ROOM, in_memory
 
 REQUIRED = {"specversion", "id", "source", "type"}
 
@@ -94,7 +95,7 @@ def append(app: App, drawn: dict[str, Any], number: int) -> None:
 @settings(max_examples=60)
 @given(st.lists(events, min_size=1, max_size=6))
 def test_what_is_exported_comes_back_as_it_was(drawn: list[dict[str, Any]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=in_memory(ROOM)) as folder:
         path, other = f"{folder}/a.db", f"{folder}/b.db"
         app, copy = App(path), App(other)
         for number, one in enumerate(drawn):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from processes import Child, Zygote, wait_until
+from processes import PATIENCE, Child, Zygote, wait_until
 from tracking import KEYS, build
 
 from redrive.store.address import is_postgres
@@ -27,7 +27,7 @@ class Shop:
         self._zygote, self._folder = zygote, folder
         self.path = url or str(folder / "shop.db")
         self.spool = folder / "spool"
-        app = build(self.path, str(self.spool))
+        app = build(self.path, str(self.spool), PATIENCE)
         app.log("orders").append("made", {"by": "nobody", "n": 0}, key="nobody-0")
         app.close()
 
@@ -69,7 +69,7 @@ class Shop:
 
     def found(self, name: str) -> list[int]:
         """The numbers of a process, in the order of the log; those of each key must be in order there too."""
-        app = build(self.path, str(self.spool))
+        app = build(self.path, str(self.spool), PATIENCE)
         events = [event for event in app.log("orders").read() if event.data["by"] == name]
         for key in range(KEYS):
             versions = [event.version for event in events if event.key == f"{name}-{key}"]

@@ -12,9 +12,9 @@ from redrive.settings import Settings
 KEYS = 5
 
 
-def build(path: str, spool: str) -> App:
+def build(path: str, spool: str, patience: float = 0.05) -> App:
     """Impatient: a store that is locked counts as away after 50 ms."""
-    return App(path, settings=Settings(spool=spool, busy_timeout=0.05, halt_wait=0.02, halt_wait_max=0.05))
+    return App(path, settings=Settings(spool=spool, busy_timeout=patience, halt_wait=0.02, halt_wait_max=0.05))
 
 
 def track(path: str, spool: str, said: str, name: str, count: int, *, flush: int = 0, stay: bool = False) -> None:

@@ -30,10 +30,19 @@ from redrive.testing.failpoints import arm_from_environment
 PROGRAMS = {
     module.__name__: module for module in (worker_app, operating, misbehaving, powered, neighbours, topics, tracking)
 }
+# What redrive imports where it is needed, each worker would import again: half of what a process costs here.
+LATER = (
+    "difflib", "prometheus_client", "redrive.observe.http", "redrive.observe.logs", "redrive.observe.prometheus",
+    "redrive.replay.gauges", "redrive.replay.operations", "redrive.replay.rebuild", "redrive.replay.seek",
+    "redrive.replay.status", "redrive.replay.workers", "redrive.runner.embed", "redrive.runner.process",
+    "redrive.store.postgres",
+)  # fmt: skip
 
 
 def main() -> None:
     """Fork and reap until stdin ends."""
+    for name in LATER:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the children's collectors leave the shared pages alone
     children: set[int] = set()

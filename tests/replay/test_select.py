@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from redrive import UsageError
 from redrive.replay import select as selecting
-from redrive.replay.causes import causes, count_causes, note
+from redrive.replay.causes import causes, note
 from redrive.replay.select import Selection, select, select_parked, select_with_waiting, with_followers
+from redrive.replay.shelf import Stats
+from redrive.replay.tally import tally
 from redrive.store.port import LetterRow
 
 
@@ -71,6 +74,37 @@ def test_every_combination_finds_what_a_scan_finds(
         after = dice.choice(letters).id
         page = [letter.id for letter in select(store, chosen, after=after, limit=2)]
         assert page == [number for number in sorted(expected) if number > after][:2], (chosen, after)
+        meant = [letter for letter in letters if letter.id in expected]
+        assert counted(tally(store, chosen)) == Counter(map(what, meant)), chosen
+        shown = [(one.subscription, one.fingerprint) for one in causes(store, chosen).found]
+        assert sorted(shown) == sorted({(one.subscription, one.fingerprint) for one in meant}), chosen
+
+
+def what(letter: LetterRow) -> tuple[str, ...]:
+    return letter.subscription, letter.state, letter.reason, letter.type, letter.fingerprint
+
+
+def counted(stats: Stats) -> Counter[tuple[str, ...]]:
+    """The dead ones: the counters know the others too."""
+    assert stats.exact
+    return Counter({tuple(one[:-1]): one.n for one in stats.counts if one.state == "dead"})
+
+
+def test_more_letters_than_are_looked_at_are_said_to_be_more(many: Any) -> None:
+    store, letters = many.app.runtime.store, everything(many)
+    enough, few = (tally(store, Selection(since=0.0), limit) for limit in (len(letters), len(letters) - 1))
+    assert (enough.exact, sum(one.n for one in enough.counts)) == (True, len(letters))
+    assert (few.exact, sum(one.n for one in few.counts)) == (False, len(letters) - 1)
+    several = tuple(str(letter.id) for letter in letters[:3])
+    assert counted(tally(store, Selection(ids=several), 1)) == Counter(map(what, letters[:3]))
+
+
+def test_counters_know_letters_in_every_state(many: Any) -> None:
+    all_of_them = many.harness.letters()
+    chosen = Selection(subscription="balances", type="dep*")
+    assert {one.state for one in tally(many.app.runtime.store, chosen).counts} == {"dead", "retrying"}
+    total = sum(one.n for one in tally(many.app.runtime.store, chosen).counts)
+    assert total == len([letter for letter in all_of_them if letter.subscription == "balances"])
 
 
 def test_pages_and_heads(many: Any) -> None:
@@ -125,8 +159,8 @@ def test_an_unknown_subscription_gets_the_nearest_named(many: Any) -> None:
 
 def test_causes_add_up_to_the_letters(many: Any) -> None:
     store, letters = many.app.runtime.store, everything(many)
-    found = causes(store)
-    assert count_causes(store) == len(found) == len({(one.subscription, one.fingerprint) for one in letters})
+    found, total, _ = causes(store)
+    assert total == len(found) == len({(one.subscription, one.fingerprint) for one in letters})
     assert sum(one.dead for one in found) == len(letters)
     for one in found:
         same = (one.subscription, one.fingerprint)
@@ -135,17 +169,17 @@ def test_causes_add_up_to_the_letters(many: Any) -> None:
         assert one.waiting == sum(len(many.desk.letters.behind(letter, 1000)) for letter in mine)
         assert one.first_seen == min(letter.first_failed_at or 0.0 for letter in mine)
         assert one.last_seen == max(letter.last_failed_at or 0.0 for letter in mine)
-    assert {one.subscription for one in causes(store, "remind")} == {"remind"}
+    assert {one.subscription for one in causes(store, Selection(subscription="remind")).found} == {"remind"}
 
 
 def test_a_cause_that_was_fixed_and_comes_back_has_regressed(many: Any) -> None:
     store, operator = many.app.runtime.store, many.desk.operator
-    cause = causes(store, "balances")[0].fingerprint
+    cause = causes(store, Selection(subscription="balances")).found[0].fingerprint
     assert note(operator, cause[:6], "a gateway bug, ticket 17") == cause
-    assert causes(store, "balances")[0].standing == ""
+    assert causes(store, Selection(subscription="balances")).found[0].standing == ""
     many.harness.advance("1s")
     note(operator, cause, "fixed in 1.2", resolved=True)
-    (known,) = [one for one in causes(store, "balances") if one.fingerprint == cause]
+    (known,) = [one for one in causes(store, Selection(subscription="balances")).found if one.fingerprint == cause]
     assert (known.standing, [entry.text for entry in known.notes]) == (
         "resolved",
         ["a gateway bug, ticket 17", "fixed in 1.2"],
@@ -153,7 +187,7 @@ def test_a_cause_that_was_fixed_and_comes_back_has_regressed(many: Any) -> None:
     many.harness.advance("1s")
     many.deposit("new", 1, "poison")
     many.run()
-    assert causes(store, "balances")[0].standing == "regressed"
+    assert causes(store, Selection(subscription="balances")).found[0].standing == "regressed"
     with pytest.raises(UsageError, match="no letter has the fingerprint"):
         note(operator, "nothing like it", "x")
     with pytest.raises(UsageError, match="needs a text"):

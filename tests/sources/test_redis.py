@@ -13,6 +13,7 @@ from redrive.redis import Stream
 from redrive.redis.ids import id_of
 from redrive.replay.prune import What
 from redrive.runner import land
+from redrive.sources.port import moved
 from redrive.testing.failpoints import FailpointHit, failpoint
 
 ORDERED = {"partitions": 1}
@@ -256,7 +257,7 @@ def test_entries_trimmed_behind_the_back_of_who_waits_are_told(server: Any, valk
         burst = say(server, 4)  # between a look and the waiting that follows it
         server.xtrim("orders", maxlen=2, approximate=False)
         waited = [
-            message._replace(position=f"{message.position.partition(';')[0]};{2 + more}")
+            moved(message, f"{message.position.partition(';')[0]};{2 + more}")
             for more, message in enumerate(reader.read(known, 10, 0.0)[1:], 1)
         ]
         assert [message.event.id for message in waited] == [f"orders:{id}" for id in burst[2:]]

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from redrive.errors import UsageError
-from redrive.testing import servers
+from redrive.testing import scratch, servers
 from redrive.testing.servers import Databases, Server
 
 
@@ -113,3 +113,11 @@ def test_the_environment_may_name_a_server(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(servers.VARIABLE, "postgresql://ada:secret@db.example:5433/first?sslmode=disable")
     with servers.databases() as found:
         assert found.address("other") == "postgresql://ada:secret@db.example:5433/other?sslmode=disable"
+
+
+def test_memory_is_used_only_where_it_has_the_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "MEMORY", tmp_path)
+    assert scratch.in_memory(1) == tmp_path
+    assert scratch.in_memory(1 << 60) is None
+    monkeypatch.setattr(scratch, "MEMORY", tmp_path / "nowhere")
+    assert scratch.in_memory(1) is None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from redrive.cli.lazy import Commands
 from redrive.cli.letter import describe, letter_json, show_letter, summary
 from redrive.cli.program import opened, reads
 from redrive.cli.render import ago, emit_json, fit, moment, plain, plural, say, table
-from redrive.cli.select import chooses, nothing_like
+from redrive.cli.select import chooses, filters, nothing_like
 
 if TYPE_CHECKING:
     from redrive.replay.causes import Cause
@@ -34,27 +35,33 @@ SHOWN = 20
 
 
 @click.group(cls=Commands, table=COMMANDS, invoke_without_command=True)
-@click.option("-s", "--subscription", metavar="NAME", help="Only causes of this subscription.")
+@filters
 @click.option("--limit", default=SHOWN, show_default=True, type=click.IntRange(1, 1000), help="Causes shown.")
 @reads
 @click.pass_context
 def dlq(
-    context: click.Context, subscription: str | None, limit: int, store: str | None, program: str | None, as_json: bool
+    context: click.Context, limit: int, store: str | None, program: str | None, as_json: bool, selection: Selection
 ) -> int:
-    """Dead letters by cause: what broke, how often, and who waits behind it."""
+    """Dead letters by cause: what broke, how often, and who waits behind it.
+
+    With filters: the causes that such letters have.
+    """
     if context.invoked_subcommand is not None:
+        _refuse_options_before(context.invoked_subcommand, context)
         return 0
-    from redrive.replay.causes import causes, count_causes
+    from redrive.replay.causes import causes
 
     with opened(store, program) as app:
-        found = causes(app.runtime.store, subscription, limit)
-        total = count_causes(app.runtime.store, subscription)
+        found, total, exact = causes(app.runtime.store, selection, limit)
         now = app.runtime.env.clock.now()
+        nothing = "" if found else nothing_like(app, selection, "--reason")
+    if not exact:
+        click.echo("only the first letters that match were looked at; there may be more causes", err=True)
     if as_json:
         emit_json([_cause_json(one) for one in found])
         return 0
     if not found:
-        click.echo("no dead letters")
+        say(nothing)
         return 0
     for one in found:
         _show_cause(one, now)
@@ -102,37 +109,60 @@ def list_letters(
 
 
 @click.command()
-@click.argument("letter_id", metavar="ID")
+@chooses
 @click.option("--payload", is_flag=True, help="Show the event's data and headers too.")
+@click.option("--limit", default=1, show_default=True, type=click.IntRange(1, 100),
+              help="Letters shown, the oldest first, where they are not named by IDs.")  # fmt: skip
 @reads
-def show(letter_id: str, payload: bool, store: str | None, program: str | None, as_json: bool) -> int:
+def show(payload: bool, limit: int, store: str | None, program: str | None, as_json: bool, selection: Selection) -> int:
     """One letter: its event, its error, every attempt, who waits, what was done."""
-    from redrive.replay.select import Selection, select
+    from redrive.replay.select import select
 
+    selection.check()
     with opened(store, program) as app:
-        (letter,) = select(app.runtime.store, Selection(ids=(letter_id,)))
-        details = describe(app, letter, payload)
+        found = select(app.runtime.store, selection, limit=limit + 1)
+        more = not selection.ids and len(found) > limit
+        details = [describe(app, letter, payload) for letter in (found[:limit] if more else found)]
+        nothing = "" if found else nothing_like(app, selection, "--reason")
     if as_json:
-        emit_json(details)
-    else:
-        show_letter(details)
+        emit_json(details[0] if len(selection.ids) == 1 else details)
+        return 0
+    for number, one in enumerate(details):
+        if number:
+            click.echo("")
+        show_letter(one)
+    if more:
+        click.echo(f"\nthere are more: --limit, or redrive dlq list --after {details[-1]['id']}")
+    if nothing:
+        say(nothing)
     return 0
 
 
 @click.command()
+@chooses
 @click.option("--by", default="state", show_default=True, help="subscription, state, reason, type or fingerprint.",
               type=click.Choice(["subscription", "state", "reason", "type", "fingerprint"]))  # fmt: skip
+@click.option("--limit", default=1_500, show_default=True, type=click.IntRange(1, 10_000_000),
+              help="Letters looked at by --key, --error, --since, --until.")  # fmt: skip
 @reads
-def stats(by: str, store: str | None, program: str | None, as_json: bool) -> int:
-    """How many letters there are and were, from counters."""
+def stats(by: str, limit: int, store: str | None, program: str | None, as_json: bool, selection: Selection) -> int:
+    """How many letters there are and were, from counters.
+
+    By key, error and time the dead ones are looked at and counted.
+    """
+    from redrive.replay.tally import tally
+
+    selection.check_names()
     with opened(store, program) as app:
-        found = app.operate().letters.stats()
+        found = tally(app.runtime.store, selection, limit)
+    if not found.exact:
+        click.echo(f"only the first {limit} letters that match were counted; there are more: --limit", err=True)
     if as_json:
         emit_json([one._asdict() for one in found.counts])
         return 0
     totals = sorted(found.by(by).items(), key=lambda pair: (-pair[1], pair[0]))
     if not totals:
-        click.echo("no letters yet")
+        click.echo("no letters yet" if selection.is_empty else "no such letters")
         return 0
     table((by, ">letters"), [(name or "(none)", count) for name, count in totals])
     return 0
@@ -154,6 +184,14 @@ def note(fingerprint: str, text: str, resolved: bool, store: str | None, program
     else:
         click.echo(f"noted with {plain(whole)}" + (", which counts as fixed from now on" if resolved else ""))
     return 0
+
+
+def _refuse_options_before(verb: str, context: click.Context) -> None:
+    """`dlq -s orders list` would list everything: what is said of a verb stands behind it."""
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        (option,) = [one.opts[-1] for one in context.command.params if one.name == given[0]]
+        raise click.UsageError(f"{option} goes behind the verb: redrive dlq {verb} {option} …")
 
 
 def _show_cause(one: Cause, now: float) -> None:

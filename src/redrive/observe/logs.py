@@ -16,7 +16,7 @@ from math import isinf
 from msgspec.structs import asdict
 
 from redrive.observe import signals as sig
-from redrive.observe.signals import Signal, Signals
+from redrive.observe.signals import Choosy, Signal, Signals
 
 logger = logging.getLogger("redrive")
 
@@ -53,8 +53,12 @@ def name_of(signal: type[Signal]) -> str:
 _NAMES: dict[type[Signal], str] = {kind: name_of(kind) for kind in sig.ALL}
 
 
-class LogListener:
+class LogListener(Choosy):
     """Writes signals to the logger."""
+
+    def wants(self, signals: Sequence[Signal]) -> bool:
+        """Would any of them be a line?"""
+        return any(logger.isEnabledFor(_LEVELS.get(type(signal), logging.INFO)) for signal in signals)
 
     def __call__(self, signals: Sequence[Signal]) -> None:
         for signal, count in _together(signals):

@@ -12,10 +12,14 @@ from typing import Any, NamedTuple
 
 from redrive.errors import UsageError
 from redrive.policy.action import BEHIND_HEAD
-from redrive.replay.deed import Operator, find
+from redrive.replay.deed import Operator
+from redrive.replay.select import Selection, subscription_of
+from redrive.replay.tally import first_of
 from redrive.store.port import Store, StoreTx
 
 LOOKED_AT = 3_000  # letters whose lanes are counted, over all causes that are listed
+LETTERS_LOOKED_AT = 500  # for their causes, where counters do not know
+EVERY = Selection()
 
 
 class Note(NamedTuple):
@@ -47,28 +51,36 @@ class Cause:
     notes: tuple[Note, ...]
 
 
-def causes(store: Store, subscription: str | None = None, limit: int = 100) -> list[Cause]:
-    """The causes with most letters first."""
+class Causes(NamedTuple):
+    """Some of those there are."""
+
+    found: list[Cause]
+    total: int
+    exact: bool  # False: only the first letters of the selection were looked at, there may be more causes
+
+
+def causes(store: Store, selection: Selection = EVERY, limit: int = 100) -> Causes:
+    """The causes that letters of a selection have, those with most letters first; each is shown whole."""
+    letters, exact = ([], True) if selection.is_of_counters else first_of(store, selection, LETTERS_LOOKED_AT)
+    meant = {(one.fingerprint, one.subscription_id) for one in letters}
     with store.reading() as tx:
-        wanted = None if subscription is None else find(tx, subscription).id
+        wanted = subscription_of(tx, selection)
+        rows = tx.sql.all("causes")
+        if selection.is_of_counters:
+            meant = {
+                (row[0], row[1]) for row in rows if wanted in (None, row[1]) and selection.covers(row[0], *row[3:5])
+            }
         groups: dict[tuple[str, int], list[Sequence[Any]]] = {}
-        for row in tx.sql.all("causes"):
-            if wanted in (None, row[1]):
+        for row in rows:
+            if (row[0], row[1]) in meant:
                 groups.setdefault((row[0], row[1]), []).append(row)
         ordered = sorted(groups.values(), key=lambda rows: (-sum(row[5] for row in rows), rows[0][0]))
         found: list[Cause] = []
-        budget = LOOKED_AT
-        for rows in ordered[:limit]:
-            found.append(_cause(tx, rows, budget))
+        budget = LOOKED_AT // 2 if letters else LOOKED_AT
+        for of_one in ordered[:limit]:
+            found.append(_cause(tx, of_one, budget))
             budget = max(0, budget - found[-1].dead)
-        return found
-
-
-def count_causes(store: Store, subscription: str | None = None) -> int:
-    """How many there are."""
-    with store.reading() as tx:
-        wanted = None if subscription is None else find(tx, subscription).id
-        return len({(row[0], row[1]) for row in tx.sql.all("causes") if wanted in (None, row[1])})
+        return Causes(found, len(ordered), exact)
 
 
 def note(operator: Operator, fingerprint: str, text: str, *, resolved: bool = False) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from heapq import merge
 from typing import Any
 
@@ -60,6 +61,19 @@ class Selection:
         if self.everything and [name for name in given if name != "subscription"]:
             raise UsageError(f"--all means all of them; leave it out to select by --{given[-1]}")
 
+    @property
+    def is_of_counters(self) -> bool:
+        """Do the counters know all that it asks for?"""
+        return not self.ids and all(value is None for value in (self.key, self.error, self.since, self.until))
+
+    def covers(self, fingerprint: str, reason: str, kind: str) -> bool:
+        """Are letters with these meant, as far as the counters know?"""
+        return (
+            (self.fingerprint is None or fingerprint.startswith(self.fingerprint))
+            and (self.reason is None or reason == self.reason)
+            and (self.type is None or fnmatchcase(kind, self.type))
+        )
+
     def _filters(self) -> dict[str, Any]:
         names = ("subscription", "type", "key", "reason", "error", "fingerprint", "since", "until")
         return {name: getattr(self, name) for name in names}
@@ -104,6 +118,13 @@ def select_parked(
             if not is_head(tx, letter):
                 found.append((letter, tx.letters.waiting(letter)))
         return found
+
+
+def subscription_of(tx: StoreTx, selection: Selection) -> int | None:
+    """The subscription that is meant, if one is; what cannot be meant is an error."""
+    if len(selection.type or "") > NAME_CHARS_MAX:  # a longer glob takes seconds to match
+        raise UsageError(f"no event type has more than {NAME_CHARS_MAX} characters")
+    return None if selection.subscription is None else find(tx, selection.subscription).id
 
 
 def with_followers(store: Store, letters: Sequence[LetterRow]) -> list[LetterRow]:
@@ -201,10 +222,8 @@ def _is_few(tx: StoreTx, values: dict[str, Any]) -> bool:
 
 def _values(tx: StoreTx, selection: Selection) -> dict[str, Any]:
     """A selection as the queries know it."""
-    if len(selection.type or "") > NAME_CHARS_MAX:  # a longer glob takes seconds to match
-        raise UsageError(f"no event type has more than {NAME_CHARS_MAX} characters")
+    subscription = subscription_of(tx, selection)
     fields = ("type", "key", "reason", "error", "fingerprint", "since", "until")
-    subscription = None if selection.subscription is None else find(tx, selection.subscription).id
     values = {name: getattr(selection, name) for name in fields}
     span = {
         "from_time": -EVERYWHERE if selection.since is None else selection.since,
@@ -215,18 +234,11 @@ def _values(tx: StoreTx, selection: Selection) -> dict[str, Any]:
 
 def _causes(tx: StoreTx, selection: Selection, subscription: int | None) -> tuple[list[tuple[str, int]], int, int]:
     """Fingerprints that match as far as the counters know, with how many letters they have, and all there are."""
-    from fnmatch import fnmatchcase
-
     causes: dict[tuple[str, int], int] = {}
     total = 0
     for fingerprint, number, _, reason, kind, count in tx.sql.all("causes"):
         total += count
-        if (
-            (subscription is None or number == subscription)
-            and (selection.fingerprint is None or fingerprint.startswith(selection.fingerprint))
-            and (selection.reason is None or reason == selection.reason)
-            and (selection.type is None or fnmatchcase(kind, selection.type))
-        ):
+        if subscription in (None, number) and selection.covers(fingerprint, reason, kind):
             causes[fingerprint, number] = causes.get((fingerprint, number), 0) + count
     return list(causes), sum(causes.values()), total
 

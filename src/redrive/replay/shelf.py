@@ -60,9 +60,10 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Letters by subscription, state, reason, type and fingerprint; read from counters, never by counting."""
+    """Letters by subscription, state, reason, type and fingerprint."""
 
     counts: tuple[Count, ...]
+    exact: bool = True  # False: only the first that match were counted
 
     def by(self, field: str) -> dict[str, int]:
         """Totals per value of one field."""
@@ -161,7 +162,7 @@ class LetterShelf:
             return tx.letters.waiting(letter)
 
     def stats(self) -> Stats:
-        """Totals of all letters, also settled ones."""
+        """Totals of all letters, also settled ones; read from counters, never by counting."""
         with self._store.reading() as tx:
             return Stats(tuple(Count(*row) for row in tx.sql.all("letter_counts")))
 

@@ -46,8 +46,6 @@ class DeliveryLoop(HandlerLoop):
 class Couriers(TaskStaff):
     """A few long-lived tasks that carry events to the sink."""
 
-    settle_after = 0.02  # seconds: requests take longer than calls, and fewer of them share a commit
-
     def __init__(self, loop: Employer, size: int) -> None:
         super().__init__(loop, size)
         sink = loop.work.duty.subscription.sink

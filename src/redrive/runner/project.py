@@ -19,7 +19,7 @@ from redrive.policy import action as act
 from redrive.policy.action import Action
 from redrive.policy.lanes import Head
 from redrive.runner.at_once import try_at_once
-from redrive.runner.batch import Batch, Nothing, Span, Turn, next_batch
+from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, has_handed, next_batch
 from redrive.runner.call import attempt
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
@@ -56,7 +56,9 @@ class Projector:
         until = clock.monotonic() + TURNS_TIME_MAX
         try:
             turn = self.turn()
-            while turn.goes_on and clock.monotonic() < until and not store.is_wanted and not stopping():
+            while turn.goes_on and clock.monotonic() < until and not stopping():
+                if store.is_wanted and not has_handed(self.duty):  # what is in memory would have to be read later
+                    break
                 turn = self.turn(letters=False)
         except RedriveError:  # what was committed before it is to be told all the same
             self._announce()
@@ -67,14 +69,9 @@ class Projector:
     def turn(self, *, letters: bool = True) -> Turn:
         """Due letters first, then the next batch."""
         turn, duty = Turn(), self.duty
-        with duty.engine.store.reading(snapshot=False) as tx:
-            batch = None if duty.paused or duty.controls else next_batch(duty, tx)
-            if batch is None or not batch.rows or self._is_blocked:  # else settling looks, before anything is done
-                duty.refresh(tx)
-                if duty.paused or duty.controls:
-                    batch = None
-                elif batch is None:
-                    batch = next_batch(duty, tx)
+        batch = None if duty.paused or duty.controls or self._is_blocked else handed_batch(duty)
+        if batch is None:
+            batch = self._read()
         if duty.controls:
             perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
             with duty.engine.store.reading() as tx:
@@ -94,6 +91,19 @@ class Projector:
             with suppress(Nothing):
                 self._with_care(lambda: self._take_in(batch, turn), turn)
         return turn
+
+    def _read(self) -> Batch | None:
+        """From the log; None if there is a pause, or an operator asks for something."""
+        duty = self.duty
+        with duty.engine.store.reading(snapshot=False) as tx:
+            batch = None if duty.paused or duty.controls else next_batch(duty, tx)
+            if batch is None or not batch.rows or self._is_blocked:  # else settling looks, before anything is done
+                duty.refresh(tx)
+                if duty.paused or duty.controls:
+                    batch = None
+                elif batch is None:
+                    batch = next_batch(duty, tx)
+        return batch
 
     @property
     def _is_blocked(self) -> bool:
@@ -161,6 +171,8 @@ class Projector:
                 raise Nothing
             self._caller.escalate_if_swallowed()
             settling.finish(last, (row[0] for row in batch.rows[:ran]))
+            if batch.handed:  # who appends later rings later; whoever has rung already may have appended behind them
+                batch.full = tx.logs.last(duty.log_id) > batch.last
             hit("batch.before_commit")
         hit("batch.committed")
         self._after(settling, started)

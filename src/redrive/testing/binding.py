@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from redrive.settings import Settings
 from redrive.store.address import is_postgres
 from redrive.testing.crashing import Fault, MortalStore
 from redrive.testing.fakes import FakeEnv
+from redrive.testing.scratch import ROOM, in_memory
 from redrive.units import duration
 
 _FOREVER = duration("366d")
@@ -92,8 +92,7 @@ def _quiet(settings: Settings) -> Settings:
 
 
 def temporary_file(owner: object) -> str:
-    """A file that lasts as long as its owner; on a memory disk if there is one, because a test needs no fsync."""
-    memory = Path("/dev/shm")
-    folder = tempfile.mkdtemp(prefix="redrive-", dir=memory if memory.is_dir() else None)
+    """A file that lasts as long as its owner; on a memory disk if there is one."""
+    folder = tempfile.mkdtemp(prefix="redrive-", dir=in_memory(ROOM))
     weakref.finalize(owner, shutil.rmtree, folder, True)
     return f"{folder}/test.db"

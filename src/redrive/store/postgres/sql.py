@@ -1,7 +1,7 @@
 """Named statements on a Postgres connection: those of SQLite, but for the ones that need other words here.
 
-`redrive_x` is read as `redrive.x`, and parameters get numbers, when the statements are loaded. They run on a cursor of
-their own, on which every int is a bigint: a statement has one plan, however large its numbers are.
+`redrive_x` is read as `redrive.x`, and parameters get numbers, when a statement is first needed. They run on a cursor
+of their own, on which every int is a bigint: a statement has one plan, however large its numbers are.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ _OPENING = frozenset(("fence", "pg_append_lock"))  # what most transactions begi
 NUL = "Postgres cannot store U+0000 in a text: leave it out of keys, ids and names"
 
 
+class _Statements(dict[str, Statement]):
+    """Each is translated when it is first needed: all of them take longer than a command that needs ten."""
+
+    def __missing__(self, name: str) -> Statement:
+        text = queries()[name]
+        named = translate(text, named=True)
+        made = self[name] = named if named.count else translate(text, named=False)
+        return made
+
+
 @cache
 def statements() -> Mapping[str, Statement]:
-    """Every statement by name."""
-    return {name: _statement(text) for name, text in queries().items()}
-
-
-def _statement(text: str) -> Statement:
-    named = translate(text, named=True)
-    return named if named.count else translate(text, named=False)
+    """The statements by name."""
+    return _Statements()
 
 
 class _Number(numeric.NumericBinaryLoader):

@@ -15,6 +15,7 @@ from redrive.policy.outcome import Failure
 from redrive.store.letters import NewLetter
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.testing.fakes import FakeEnv
+from redrive.testing.scratch import ROOM, in_memory
 from redrive.types import EventTypes
 
 E = TypeVar("E", bound=BaseException)
@@ -34,8 +35,7 @@ class StoreTests:
 
     def setup_method(self) -> None:
         """Called by pytest before each test."""
-        memory = Path("/dev/shm")
-        self._folder = Path(tempfile.mkdtemp(prefix="redrive-", dir=memory if memory.is_dir() else None))
+        self._folder = Path(tempfile.mkdtemp(prefix="redrive-", dir=in_memory(ROOM)))
         self._env, self._types = FakeEnv(), EventTypes()
         self.store = self.make_store(self._folder)
 
