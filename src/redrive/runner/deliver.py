@@ -206,7 +206,8 @@ class Couriers(TaskStaff):
         if gate is not None:
             # To a gate that stands open they all say the same.
             asked = works[-1:] if self._is_open() else works
-            if any([gate.called(work) for work in asked]):  # each of them is to be heard
+            heard = [gate.called(work) for work in asked]  # each of them is to be heard
+            if any(heard):
                 self._call()
 
     def _put_down(self, work: Work, error: BaseException | None, failed: dict[str, Outcome]) -> None:
