@@ -11,14 +11,14 @@ import binascii
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from redrive.codec import NOT_JSON, check_data, from_json, to_json
 from redrive.errors import EventError, Undecodable
-from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers
+from redrive.event import NewEvent, Stored, check_id, check_key, check_type, encode_headers
 
 SOURCE = "urn:redrive:log:"
 LINE_BYTES_MAX = 4_000_000  # the data as base64, the headers, and room for escapes
@@ -41,25 +41,6 @@ _UNESCAPED = (
 _PLAIN = re.compile(r"[!#$&-~]*")
 # What some readers take for the end of a line besides those that JSON has to escape: NEL, and the separators.
 _LINE_ENDS = {text.encode(): f"\\u{ord(text):04x}".encode() for text in ("\x85", "\u2028", "\u2029")}
-
-
-class Stored(Protocol):
-    """What is stored of an event, in whatever row it comes: `Event`, or a line of a listing."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def schema(self) -> int: ...
-    @property
-    def time_us(self) -> int: ...
-    @property
-    def headers_raw(self) -> bytes | None: ...
-    @property
-    def data_raw(self) -> bytes | None: ...
 
 
 @lru_cache(256)
