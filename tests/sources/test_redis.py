@@ -9,7 +9,7 @@ import pytest
 from streamshop import say
 
 from redrive import App, UsageError
-from redrive.redis import Stream
+from redrive.redis import Stream, ordered
 from redrive.redis.ids import id_of
 from redrive.replay.prune import What
 from redrive.runner import land
@@ -246,6 +246,33 @@ def test_deleted_entries_at_the_end_are_told_once(shops: Any, server: Any, way: 
     shop.harness.run_until_idle()
     assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
     assert shop.reasons == ["lost_at_source"]
+
+
+def test_who_waits_looks_at_everything_else_only_now_and_then(
+    server: Any, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered, "LOOK_SECONDS", 1_000.0)
+    reader, _ = Stream(valkey_url, "orders", partitions=1).open("g"), say(server, 1)
+
+    def looks(wait: float) -> int:
+        """How often the server was asked about the stream for one read."""
+
+        def asked() -> int:
+            calls: Any = server.info("commandstats")
+            return sum(found["calls"] for name, found in calls.items() if name.startswith("cmdstat_xinfo"))
+
+        before = asked()
+        assert not reader.read(known, 10, wait)
+        return asked() - before
+
+    try:
+        (only,) = reader.read({}, 10, 0.0)
+        known = {0: only.position}
+        assert [looks(0.001), looks(0.001), looks(0.0), looks(0.001)] == [0, 0, 1, 0]
+        monkeypatch.setattr(ordered, "LOOK_SECONDS", -1.0)
+        assert [looks(0.0), looks(0.001), looks(0.001)] == [1, 1, 1]
+    finally:
+        reader.close()
 
 
 def test_entries_trimmed_behind_the_back_of_who_waits_are_told(server: Any, valkey_url: str) -> None:
