@@ -112,9 +112,9 @@ class Landing:
         duty.settled_at, self.positions = now, to
         if added.rows:
             engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
-        if events:
-            engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
+        if events:  # who waits for them first: everybody who is woken wants the interpreter
             engine.appended(duty.subscription.source)
+            engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
         return True
 
     def _append(
