@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -63,6 +65,13 @@ def pytest_collection_finish() -> None:
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     gc.collect()
     gc.freeze()  # 300,000 objects of seven thousand tests, looked through again at every collection: 0.2 s each
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder that is not in memory, for tests that look at where a store lies."""
+    with tempfile.TemporaryDirectory(prefix="redrive-disk-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")
@@ -129,3 +138,22 @@ def _no_setting_is_left_behind() -> Iterator[None]:
     for name in after.keys() - before.keys():
         del os.environ[name]
     assert after == before
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    """A real Valkey for this test process."""
+    from redrive.testing.brokers import valkey
+
+    with valkey() as url:
+        yield url
+
+
+@pytest.fixture
+def server(valkey_url: str) -> Iterator[Any]:
+    """A client of it, with nothing on the server. Tests of other servers have one of their own."""
+    import redis
+
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+        yield client
