@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,13 @@ def pytest_collection_finish() -> None:
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     gc.collect()
     gc.freeze()  # 300,000 objects of seven thousand tests, looked through again at every collection: 0.2 s each
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder that is not in memory, for tests that look at where a store lies."""
+    with tempfile.TemporaryDirectory(prefix="redrive-disk-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,12 @@ DAY = 86_400.0
 
 
 @pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """The doctor warns of a store in memory, and only what else it says is meant here."""
+    return on_disk
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> str:
     """One dead letter with a follower, everything else applied."""
     path = str(tmp_path / "s.db")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """The doctor warns of a store in memory, and only what else it says is meant here."""
+    return on_disk
 
 
 @pytest.fixture

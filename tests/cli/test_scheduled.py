@@ -11,6 +11,12 @@ from redrive import App, Ctx, Event
 
 
 @pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """The doctor warns of a store in memory, and only what else it says is meant here."""
+    return on_disk
+
+
+@pytest.fixture
 def store(tmp_path: Path, backend: str | None) -> str:
     """Three events wait for two logs, none of them for long."""
     path = backend or str(tmp_path / "s.db")

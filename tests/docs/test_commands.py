@@ -77,6 +77,12 @@ if verb in ("start", "restart"):
 """
 
 
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """The doctor warns of a store in memory, and only what else it says is meant here."""
+    return on_disk
+
+
 def pages() -> list[Path]:
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if SHELL.search(page.read_text("utf-8")) and page != CLI]

@@ -18,6 +18,12 @@ from redrive.testing.brokers import Valkey
 pytestmark = pytest.mark.sqlite("the broker is asked, not the store")
 
 
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """The doctor warns of a store in memory, and only what else it says is meant here."""
+    return on_disk
+
+
 @pytest.fixture(scope="module")
 def careless() -> Iterator[Valkey]:
     """It evicts, and keeps nothing on disk."""

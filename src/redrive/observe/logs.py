@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from math import isinf
 
 from msgspec.structs import asdict
@@ -88,6 +89,7 @@ def _together(signals: Sequence[Signal]) -> Iterable[tuple[Signal, int]]:
     return (*retried.values(), *others)
 
 
+@lru_cache(256, typed=True)  # most of what a line says was said in the line before
 def _short(value: object) -> str:
     text = str(value)
     return _quoted(text) if " " in text or not text.isprintable() else text

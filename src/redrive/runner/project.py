@@ -30,7 +30,9 @@ from redrive.runner.sweep import Events, Rows
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
-TURNS_TIME_MAX = 0.03  # seconds; a lease, a stop and a signal want to be looked at in between
+# Seconds. A lease and letters that are due want to be looked at in between; but dead letters of all turns share a sync.
+TURNS_TIME_MAX = 0.1
+ASIDE_SHARE = 1.5  # of `batch_time_max`: when what was put aside is late, too; a slow batch leaves it no other time
 LETTERS_MAX = 500  # lanes retried per transaction
 
 Failed = list[tuple[Work, Action]]
@@ -196,8 +198,8 @@ class Projector:
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
         at_once = plain and self._pace.next_batch()
 
-        def late() -> bool:
-            return clock.monotonic() - started > limit
+        def late(share: float = 1.0) -> bool:
+            return clock.monotonic() - started > share * limit
 
         while done < len(batch.rows) and not turn.lane_full:
             if plain and not settling.parking:
@@ -212,7 +214,7 @@ class Projector:
         return done
 
     def _run_rows(
-        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[[], bool], *,
+        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[..., bool], *,
         at_once: bool,
     ) -> tuple[int, Failed]:  # fmt: skip
         """Nothing is parked, nobody follows anybody: how far it went, and which of them failed."""
@@ -222,6 +224,7 @@ class Projector:
             ran = attempt_all(tx, self._caller.callee(tx), rows, sweep)
         else:
             ran = isolate(tx, self._caller.callee(tx), rows, self._pace, sweep)
+        sweep.end(lambda: late(ASIDE_SHARE))
         if ran:
             last = from_row(rows[ran - 1], self.duty.engine.types)
             settling.commit_events(ran - len(sweep.failed), last)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from redrive.errors import CommitUnknown, Fenced, Halted, NotBegun, StoreError, is_conflict
+from redrive.mirrors.port import LETTERS
 from redrive.observe import signals as sig
 from redrive.policy.lease import Lease
 from redrive.runner import leases
@@ -83,7 +84,8 @@ class Supervisor:
 
     def appended(self, log_name: str) -> None:
         """Events were appended, or scheduled: wake whoever reads that log."""
-        self.scheduler.wake.ring()
+        if log_name != LETTERS:  # a letter schedules nothing, and a look would end the hop of who writes them
+            self.scheduler.wake.ring()
         for post, (subscription, _, _) in self.posts.items():
             if subscription.source == log_name:
                 self.wakes[post].ring()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from redrive.codec import from_json, to_json
+from redrive.event import Stored
 from redrive.store.append import Names
 from redrive.store.sql import Row, Sql
 
@@ -30,21 +31,9 @@ def known(sql: Sql, log: int, ids: Sequence[str]) -> dict[str, Row]:
     return {row[0]: row[1:] for row in rows}
 
 
-class Fields(Protocol):
-    """What is stored of an event."""
+class Fields(Stored, Protocol):
+    """What is stored of an event that comes from elsewhere: it has data."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def schema(self) -> int: ...
-    @property
-    def time_us(self) -> int: ...
-    @property
-    def headers_raw(self) -> bytes | None: ...
     @property
     def data_raw(self) -> bytes: ...
 

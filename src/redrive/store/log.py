@@ -103,13 +103,14 @@ class Logs:
         keys = {e.key for e in events if e.key is not None}
         versions = self._versions.setdefault(log, Versions()).of(self._sql, log, keys, last)
         blocks: list[list[Any]] = []
-        for at, e in enumerate(events):
-            if at % EMIT_BLOCK == 0:
-                blocks.append([log])
-            version = None
-            if e.key is not None:
-                version = versions[e.key] = versions[e.key] + 1
-            blocks[-1] += (e.id, e.type, e.key, version, e.schema, e.time_us, e.headers_raw, e.data_raw)
+        for begin in range(0, len(events), EMIT_BLOCK):
+            block: list[Any] = [log]
+            for id, kind, key, schema, time_us, headers, data, _, _, _, _ in events[begin : begin + EMIT_BLOCK]:
+                version = None
+                if key is not None:
+                    version = versions[key] = versions[key] + 1
+                block += (id, kind, key, version, schema, time_us, headers, data)
+            blocks.append(block)
         if self._sql.many("event_emit_block", blocks) == len(events):
             return True
         self._sql.run("emitted_above", (log, last))
