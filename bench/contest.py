@@ -184,15 +184,19 @@ def _on_redis(sizes: Sizes) -> list[Contestant]:
 
 
 def _on_kafka(sizes: Sizes) -> list[Contestant]:
-    def on_a_topic(name: str, function: str, n: int) -> Contestant:
+    n = sizes.events
+
+    def on_a_topic(name: str, function: str, **more: Any) -> Contestant:
         return Contestant(
-            name, "kafka", f"bench.kafka:{function}", lambda lab: {"bootstrap": lab.topic(n, kafka.build), "n": n}
-        )
+            name, "kafka", f"bench.kafka:{function}",
+            lambda lab: {"bootstrap": lab.topic(n, kafka.build), "n": n, **more},
+        )  # fmt: skip
 
     return [
-        on_a_topic("kafka raw", "raw", sizes.events),
-        on_a_topic("kafka projection", "projection", sizes.events),
-        on_a_topic("kafka quixstreams", "quixstreams", sizes.fast_peer),
+        on_a_topic("kafka raw", "raw"),
+        on_a_topic("kafka projection", "projection"),
+        on_a_topic("kafka quixstreams", "quixstreams"),
+        on_a_topic("kafka quixstreams sink", "quixstreams", way="sink"),
     ]
 
 

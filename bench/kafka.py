@@ -72,7 +72,9 @@ def raw(folder: Path, bootstrap: str, n: int) -> Figures:
 
 def projection(folder: Path, bootstrap: str, n: int) -> Figures:
     """Every message lands in the log, and is applied from there: exactly once, in key order."""
-    import redrive.kafka.reading  # noqa: F401  a measured run does not pay for an import
+    import confluent_kafka.admin  # noqa: F401  a measured run does not pay for an import
+
+    import redrive.kafka.reading  # noqa: F401
 
     app = App(str(folder / "own.db"))
     with app.transaction() as tx:
@@ -90,14 +92,14 @@ def projection(folder: Path, bootstrap: str, n: int) -> Figures:
     return figures
 
 
-def quixstreams(folder: Path, bootstrap: str, n: int) -> Figures:
-    """Its own loop with one upsert per message, at least once, in a process of its own."""
+def quixstreams(folder: Path, bootstrap: str, n: int, way: str = "function") -> Figures:
+    """Its own loop, at least once, in a process of its own; a function for each message, or a sink for many."""
     if not (QUIX / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", str(QUIX)], check=True, capture_output=True)
     python = str(QUIX / "bin" / "python")
     if subprocess.run([python, "-c", "import quixstreams"], capture_output=True, check=False).returncode:
         subprocess.run([python, "-m", "pip", "install", "-q", "quixstreams>=3.20"], check=True, capture_output=True)
-    command = [python, "-m", "bench.quix", bootstrap, TOPIC, str(n), str(folder)]
+    command = [python, "-m", "bench.quix", bootstrap, TOPIC, str(n), str(folder), way]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])

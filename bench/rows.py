@@ -134,7 +134,9 @@ ROWS: tuple[Row, ...] = (
     _low("redis", "XADD to applied, 500/s, other process, p99", "ms", 3, None, figure("redis latency", "p99_ms")),
     Row("kafka", "Kafka (mock): projection / raw loop, per processor time", "x", 0.4, 0.7,
         cpu_ratio("kafka projection", "kafka raw")),
-    Row("kafka", "Kafka (mock): projection / quixstreams, per processor time", "x", 2, 3,
+    # What quixstreams waits for is the disk, where its function commits each message: its own doing.
+    Row("kafka", "Kafka (mock): projection / quixstreams", "x", 2, 3, ratio("kafka projection", "kafka quixstreams")),
+    Row("kafka", "Kafka (mock): projection / quixstreams, per processor time", "x", 1, 2,
         cpu_ratio("kafka projection", "kafka quixstreams")),
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -137,3 +138,22 @@ def _no_setting_is_left_behind() -> Iterator[None]:
     for name in after.keys() - before.keys():
         del os.environ[name]
     assert after == before
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    """A real Valkey for this test process."""
+    from redrive.testing.brokers import valkey
+
+    with valkey() as url:
+        yield url
+
+
+@pytest.fixture
+def server(valkey_url: str) -> Iterator[Any]:
+    """A client of it, with nothing on the server. Tests of other servers have one of their own."""
+    import redis
+
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+        yield client

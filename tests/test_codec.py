@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from redrive.codec import DATA_BYTES_MAX, DATA_DEPTH_MAX, check_data, decode_json, encode_data, is_deep
+from redrive.codec import DATA_BYTES_MAX, DATA_DEPTH_MAX, are_plain, check_data, decode_json, encode_data, is_deep
 from redrive.errors import EventError, Undecodable
 
 INT64 = st.integers(min_value=-(2**63), max_value=2**64 - 1)
@@ -327,6 +327,45 @@ def test_bytes_from_elsewhere_are_held_to_the_same_rules(raw: bytes, reason: str
 def test_bytes_from_elsewhere_are_kept_to_the_letter() -> None:
     raw = b'{ "b" : 1.50,\n "a" : "\\u00e9" }'
     assert check_data(raw) is raw
+
+
+# Objects, and pieces that would be some if they stood together.
+pieces = st.lists(st.sampled_from(['"', '"a":', "1", ",", "{", "}", "[", "]", "\n", " ", "\\", '{"a":1}', str(2**64)]))
+lines = st.lists(st.builds("{{{}}}".format, pieces.map("".join)).map(str.encode), min_size=1, max_size=4)
+
+
+@given(lines)
+@example([b'{"a":1}{"b":2}'])
+@example([b'{"a":"}', b'{"}'])
+@example([b'{"a":{}', b"{}}"])
+@example([b'{"a":1}{}', b'{"a":"}', b'{"}'])
+@example([b'{"a":1}\n{}', b'{"a":{}', b"{}}"])
+@example([b'{"a":1}', b'{"a":1,"a":2}'])
+@example([b'{"a":1,"a":"\\u0022\\u0022"}'])
+@example([b'{"a":18446744073709551616}', b"{}"])
+@example([b'{"a":"\xff"}', b"{}"])
+@example([b'{"a":' + b"[" * 101 + b"]" * 101 + b"}", b"{}"])
+@example([b'{"a":"' + b" " * DATA_BYTES_MAX + b'"}'])
+@example([b'{"a":{}', b',"b":1}', b"{}{}"])
+@example([b'{"a":', b"{}}", b"{}{}"])
+@example([b"", b"{}"])
+@example([b'{"a":{"b":1,"b":2}}', b'{"a":[{"b":1,"b":2}]}'])
+@example([b'{"a":' * 101 + b"1" + b"}" * 101])
+@example([b'{"a":' * 100_000 + b"1" + b"}" * 100_000])
+def test_many_are_plain_only_if_each_is_accepted(raws: list[bytes]) -> None:
+    refused = 0
+    for raw in raws:
+        try:
+            check_data(raw)
+        except EventError:
+            refused += 1
+    assert not are_plain(raws) or not refused
+
+
+@given(st.lists(st.dictionaries(st.text(), values, max_size=5), min_size=1))
+@example([{"a": [[[]]] * 40}] * 3)
+def test_objects_that_are_accepted_are_plain_together(objects: list[dict[str, Any]]) -> None:
+    assert are_plain([encode_data(value) for value in objects])
 
 
 def test_many_repeated_keys_are_found_in_linear_time() -> None:

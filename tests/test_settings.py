@@ -288,7 +288,7 @@ def test_the_defaults_on_the_page_are_the_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, "\n".join(f"{name} = {default}" for name, default in written.items()))
     settings, origins = load_settings(path, {})
     assert settings == Settings()
-    assert {name for name, origin in origins.items() if origin == "built-in"} == {"store", "spool"}
+    assert {name for name, origin in origins.items() if origin == "built-in"} == {"store", "spool", "prune_cron"}
 
 
 @pytest.mark.parametrize(

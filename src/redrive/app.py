@@ -7,7 +7,7 @@ this file only says which.
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from redrive.policy.healing import AutoReplay
     from redrive.replay.healing import Healer
     from redrive.replay.operations import Operations
+    from redrive.replay.upkeep import Upkeep
     from redrive.runner.duty import Duty
     from redrive.runner.supervise import Supervisor
 
@@ -173,7 +174,11 @@ class App(Declarations):
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
         lifespan = lambda: self._lifespan and self._lifespan(self)  # noqa: E731
-        return supervised(self.runtime, self._selected(only, exclude), lifespan, _heal, _trim)
+        chosen = self._selected(only, exclude)
+        return supervised(self.runtime, chosen, lifespan, _heal, _trim, _upkeep(self.runtime, self._retained()))
+
+    def _retained(self) -> dict[str, float]:
+        return {name: log.retention for name, log in self._logs.items() if log.retention is not None}
 
     def _watched(self) -> AbstractContextManager[Any]:
         """Metrics and health over HTTP, while a block lasts."""
@@ -194,6 +199,18 @@ def _trim(store: Store, log: str, before: float) -> bool:
     from redrive.replay.prune_events import trim
 
     return trim(store, log, before)
+
+
+def _upkeep(runtime: Runtime, logs: Mapping[str, float]) -> Upkeep | None:
+    """Loaded when something is to be pruned by itself."""
+    settings = runtime.settings
+    if settings.prune_cron is None and not logs:
+        return None
+    from redrive.replay.deed import Operator
+    from redrive.replay.upkeep import Upkeep
+
+    operator = Operator(runtime.store, runtime.env, runtime.signals)
+    return Upkeep(operator, settings.prune_cron, settings.prune_older_than, logs)
 
 
 @contextmanager

@@ -11,14 +11,14 @@ import binascii
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from redrive.codec import NOT_JSON, check_data, from_json, to_json
 from redrive.errors import EventError, Undecodable
-from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers
+from redrive.event import NewEvent, Stored, check_id, check_key, check_type, encode_headers
 
 SOURCE = "urn:redrive:log:"
 LINE_BYTES_MAX = 4_000_000  # the data as base64, the headers, and room for escapes
@@ -41,25 +41,6 @@ _UNESCAPED = (
 _PLAIN = re.compile(r"[!#$&-~]*")
 # What some readers take for the end of a line besides those that JSON has to escape: NEL, and the separators.
 _LINE_ENDS = {text.encode(): f"\\u{ord(text):04x}".encode() for text in ("\x85", "\u2028", "\u2029")}
-
-
-class Stored(Protocol):
-    """What is stored of an event, in whatever row it comes: `Event`, or a line of a listing."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def schema(self) -> int: ...
-    @property
-    def time_us(self) -> int: ...
-    @property
-    def headers_raw(self) -> bytes | None: ...
-    @property
-    def data_raw(self) -> bytes | None: ...
 
 
 @lru_cache(256)
@@ -117,12 +98,13 @@ def _add_headers(fields: dict[str, Any], raw: bytes) -> None:
 
 def encode(row: Stored, source: str) -> bytes:
     """One event as a line, without its end."""
-    assert row.data_raw is not None
+    raw = row.data_raw
+    assert raw is not None
     fields = attributes(row, source)
-    if _fits_a_line(row.data_raw):
-        fields["data"] = msgspec.Raw(row.data_raw)
+    if _fits_a_line(raw):
+        fields["data"] = msgspec.Raw(raw)
     else:
-        fields["data_base64"] = base64.b64encode(row.data_raw).decode()
+        fields["data_base64"] = base64.b64encode(raw).decode()
     return one_line(to_json(fields))  # not in the data, so in the text of an attribute
 
 
@@ -164,7 +146,7 @@ _seen_text = lru_cache(1_024)(header_text)  # for what many events have in commo
 
 def _fits_a_line(raw: bytes) -> bool:
     """JSON that is read back byte for byte: nothing in it that anybody takes for a line end, no blank around it."""
-    if b"\n" in raw or b"\r" in raw or raw != raw.strip():
+    if 0x0A in raw or 0x0D in raw or raw != raw.strip():  # a byte is found sooner than a text of one byte
         return False
     if not raw.isascii() and any(end in raw for end in _LINE_ENDS):
         return False

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)  # what msgspec raises for 
 _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # NaN or infinity in MessagePack; or other bytes, by chance
+_OPEN, _CLOSE = set(b"{"), set(b"}")
 _ENCODED = frozenset({msgspec.Raw, bytes, bytearray, memoryview})
 
 
@@ -77,6 +79,7 @@ def _dump(model: Any) -> Any:
 
 _to_json = msgspec.json.Encoder(enc_hook=_plain).encode
 from_json = msgspec.json.Decoder().decode
+_from_lines = msgspec.json.Decoder().decode_lines
 to_json = msgspec.json.Encoder().encode
 # The second, binary encoding is thrown away: it fails or shows where JSON would quietly change the data. It costs
 # less than half a microsecond, which a walk over the tree in Python does not.
@@ -139,13 +142,41 @@ def check_data(raw: bytes) -> bytes:
     value = decode_json(raw)
     try:
         _probe(value)
-        # A name that comes twice is gone from the value, and its quotes with it. Only \u0022 is a quote that has none.
-        has_escaped = 0x5C in raw and b"u0022" in raw
-        if has_escaped or to_json(value).count(b'"') != raw.count(b'"'):
+        if _has_escaped(raw) or to_json(value).count(b'"') != raw.count(b'"'):
             json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, OverflowError) as error:
         raise EventError(_why_not(error)) from None
     return raw
+
+
+def are_plain(raws: Sequence[bytes]) -> bool:
+    """Whether these are objects that `check_data` accepts, found for all at once. False: ask it about each.
+
+    What is not closed cannot be closed by the next one: between them is a line's end, which no text may have, and
+    behind a brace nothing begins with another but a new object. So as many values as lines are one in each.
+    """
+    if not all(raws) or {raw[0] for raw in raws} != _OPEN or {raw[-1] for raw in raws} != _CLOSE:
+        return False
+    if max(map(len, raws)) > DATA_BYTES_MAX:
+        return False
+    lines = b"\n".join(raws)
+    try:
+        values = _from_lines(lines)
+        _probe(values)
+        if len(values) != len(raws):
+            return False
+        # As many names as colons: none comes twice, and none inside of another. What is deep would need lists.
+        if 0x5B not in lines and lines.count(b":") == sum(map(len, values)):
+            return True
+        is_same = not _has_escaped(lines) and to_json(values).count(b'"') == lines.count(b'"')
+    except (*NOT_JSON, ValueError, OverflowError, RecursionError):
+        return False
+    return is_same and not any(map(_has_many_brackets, raws))
+
+
+def _has_escaped(raw: bytes) -> bool:
+    """A name that comes twice is gone from the value, and its quotes with it. Only \\u0022 is a quote that has none."""
+    return 0x5C in raw and b"u0022" in raw
 
 
 def is_deep(raw: bytes) -> bool:
@@ -164,8 +195,12 @@ def _check_bounds(raw: bytes) -> None:
     if len(raw) > DATA_BYTES_MAX:
         size = f"data is {len(raw):,} bytes; the limit is {DATA_BYTES_MAX:,}"
         raise EventError(f"{size}: store the large part elsewhere and refer to it")
-    if len(raw) > DATA_DEPTH_MAX and raw.count(b"[") + raw.count(b"{") > DATA_DEPTH_MAX and is_deep(raw):
+    if len(raw) > DATA_DEPTH_MAX and _has_many_brackets(raw) and is_deep(raw):
         raise EventError(f"data is nested deeper than {DATA_DEPTH_MAX} levels: flatten it")
+
+
+def _has_many_brackets(raw: bytes) -> bool:
+    return raw.count(b"[") + raw.count(b"{") > DATA_DEPTH_MAX
 
 
 def _why_not(error: Exception) -> str:

@@ -52,17 +52,25 @@ class Declarations:
         intake: str | None = None,
         keep: Rules | Patterns | None = None,
         bypass: Patterns | None = None,
+        retention: str | float | timedelta | None = None,
     ) -> Log:
         """The log of this name; it exists from its first event on.
 
         `intake="1000/s"` limits what `track` brings in, by each process; `append` is never limited. What is over it
         goes to the log `NAME:limited`; with `keep=`, only what fits; `bypass=` passes at any rate.
+
+        `retention="90d"`: workers delete events that are older and that no subscription needs, see `redrive prune`.
         """
         check_type(name)
         if intake is None and (keep is not None or bypass is not None):
             raise UsageError(f'log {name!r}: keep= and bypass= go with a limit: add intake="1000/s"')
         log = self._logs.setdefault(name, Log(self.runtime, name))
         log.limit(None if intake is None else limited(intake, keep, bypass))
+        if retention is not None:
+            try:
+                log.retention = duration(retention)
+            except ValueError as why:
+                raise UsageError(f"log {name!r}: retention: {why}") from why
         return log
 
     def projection(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha1
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
@@ -173,6 +173,25 @@ class Due(NamedTuple):
     set_at: float
     delay: float | None  # None: at that very time, whatever the clock did meanwhile
     time_us: int | None  # what the producer says; None: the time at which it is due
+
+
+class Stored(Protocol):
+    """What is stored of an event, in whatever row it comes: `Event`, or a line of a listing."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def schema(self) -> int: ...
+    @property
+    def time_us(self) -> int: ...
+    @property
+    def headers_raw(self) -> bytes | None: ...
+    @property
+    def data_raw(self) -> bytes | None: ...
 
 
 class NewEvent(NamedTuple):

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from redrive.errors import UsageError
+from redrive.policy.cron import check_cron
 from redrive.units import address, duration, rate, show_duration, size
 
 # Written with a unit in the file and the environment ("10s", "8KiB", "50/s"); plain numbers in the program.
@@ -109,6 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     track_memory_max: Bytes = size("64MiB")  # tracked events that wait in memory; beyond it the newest are lost
     spool: str | None = None  # folder for tracked events while the store is away; not set: beside the store's file
     spool_max: Bytes = size("100MiB")  # all spool files of a store on this machine; a full disk would harm others
+    prune_cron: str | None = None  # five fields, in UTC: when a worker prunes settled letters; not set: nobody does
+    prune_older_than: Seconds = duration("30d")  # how long ago those were settled that it prunes
     subscriptions: dict[str, SubscriptionSettings] = {}
 
 
@@ -298,7 +301,9 @@ def _build(values: Mapping[_Path, Any]) -> Settings:
 
 
 def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
-    """Refuse values that are fine alone and impossible together."""
+    """Refuse values that are fine alone and impossible together, and a cron line that is never due."""
+    if settings.prune_cron is not None:
+        check_cron(settings.prune_cron, f"`prune_cron` ({origins['prune_cron']}): ")
     numbers: dict[str, Any] = msgspec.structs.asdict(settings)
     pairs = list(_NEVER_MORE_THAN)
     for name, mine in settings.subscriptions.items():

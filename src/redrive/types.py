@@ -99,6 +99,8 @@ class EventTypes:
     def encode(self, value: Any, name: str | None = None) -> tuple[str | None, int, bytes]:
         """Type, schema and bytes of a value; without a decorated class the type is `name`, as given."""
         cls = type(value)
+        if cls is dict and name is not None:  # the ordinary case, quickly
+            return name, self._reader(name).schema, encode_data(value)
         mark = cls.__dict__.get(MARK)
         if mark is None:
             return name, 1 if name is None else self._reader(name).schema, encode_data(value)

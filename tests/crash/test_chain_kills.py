@@ -6,19 +6,17 @@ import json
 import random
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from chain import between_streams, example
 from processes import Zygote, wait_until
 
 from redrive.failpoints import NAMES
 from redrive.policy.partitions import place
-from redrive.testing.brokers import valkey
 from redrive.testing.kafka import Kafka, write
 
 KILLS = 4
@@ -31,28 +29,15 @@ ARMED = {"REDRIVE_CRASH_CHARGES_MAX": "100000", "REDRIVE_LEASE": "1s"}  # we kil
 Said = list[tuple[str, int]]  # what the producer has said: key and number, in its order
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[str]:
-    with valkey() as url:
-        yield url
-
-
-@pytest.fixture
-def server(broker: str) -> Iterator[Any]:
-    with redis.Redis.from_url(broker) as client:
-        client.flushall()
-        yield client
-
-
 @pytest.mark.parametrize("where", ON_THE_WAY)
 def test_a_kill_anywhere_between_kafka_and_redis_changes_nothing(
-    where: str, broker: str, server: Any, zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, valkey_url: str, server: Any, zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice, said = random.Random(zlib.crc32(where.encode())), Said()
     cluster = Kafka()
     cluster.make("payments", 2)
     store = str(tmp_path / "bank.db")
-    env = {**ARMED, "KAFKA": cluster.bootstrap, "REDIS": broker, "REDRIVE_STORE": store}
+    env = {**ARMED, "KAFKA": cluster.bootstrap, "REDIS": valkey_url, "REDRIVE_STORE": store}
 
     def say(count: int) -> None:
         more = [(f"k{n % KEYS}", 1 + n) for n in range(len(said), len(said) + count)]
@@ -88,10 +73,10 @@ def test_a_kill_anywhere_between_kafka_and_redis_changes_nothing(
 
 @pytest.mark.parametrize("where", ["trim.before_commit", "round.called"])
 def test_a_kill_anywhere_between_two_streams_changes_nothing(
-    where: str, broker: str, server: Any, zygote: Zygote, tmp_path: Path
+    where: str, valkey_url: str, server: Any, zygote: Zygote, tmp_path: Path
 ) -> None:
     dice, said = random.Random(zlib.crc32(where.encode())), Said()
-    arguments: dict[str, Any] = {"path": str(tmp_path / "shop.db"), "url": broker}
+    arguments: dict[str, Any] = {"path": str(tmp_path / "shop.db"), "url": valkey_url}
     run = lambda: zygote.run(  # noqa: E731
         "chain:run_between_streams", tmp_path / "stderr", env=ARMED, **arguments, until_idle=True
     )

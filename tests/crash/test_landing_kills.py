@@ -6,7 +6,6 @@ import random
 import signal
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,19 @@ from landing import KEYS, build
 from processes import Zygote
 
 from redrive.failpoints import NAMES
-from redrive.testing.brokers import valkey
 
 KILLS = 14  # at each of five places and in three ways of reading: more than 200
 PLACES = [name for name in NAMES if name.startswith("land.")] + ["batch.before_commit", "batch.committed"]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[str]:
-    with valkey() as url:
-        yield url
-
-
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("partitions", [None, 1, 2], ids=["through a group", "in order", "two streams"])
 def test_a_kill_while_messages_land_changes_nothing(
-    broker: str, partitions: int | None, place: str, zygote: Zygote, tmp_path: Path
+    valkey_url: str, partitions: int | None, place: str, zygote: Zygote, tmp_path: Path
 ) -> None:
-    arguments = {"path": str(tmp_path / "shop.db"), "url": broker, "partitions": partitions}
+    arguments = {"path": str(tmp_path / "shop.db"), "url": valkey_url, "partitions": partitions}
     dice, said = random.Random(zlib.crc32(f"{place} {partitions}".encode())), 0
-    with redis.Redis.from_url(broker) as server:
+    with redis.Redis.from_url(valkey_url) as server:
         server.flushall()
 
         def say(count: int) -> None:

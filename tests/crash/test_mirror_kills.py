@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import zlib
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,27 +18,20 @@ from redrive import mirrors
 from redrive.failpoints import NAMES
 from redrive.mirrors.files import paths
 from redrive.redis.letters import read
-from redrive.testing.brokers import valkey
 
 KILLS = 4
 PLACES = [name for name in NAMES if name.startswith("mirror.")]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[str]:
-    with valkey() as url:
-        yield url
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_a_kill_while_letters_are_mirrored_loses_nothing(
-    broker: str, store: str | None, place: str, zygote: Zygote, tmp_path: Path
+    valkey_url: str, store: str | None, place: str, zygote: Zygote, tmp_path: Path
 ) -> None:
     folder = tmp_path / "dead"
-    arguments = {"store": store or str(tmp_path / "shop.db"), "folder": str(folder), "url": broker}
+    arguments = {"store": store or str(tmp_path / "shop.db"), "folder": str(folder), "url": valkey_url}
     dice = random.Random(zlib.crc32(f"{place} {store is None}".encode()))
     app = build(**arguments)
-    with redis.Redis.from_url(broker) as server:
+    with redis.Redis.from_url(valkey_url) as server:
         server.flushall()
     for number in range(KILLS):
         for n in range(dice.randint(3, 30)):
@@ -52,7 +44,7 @@ def test_a_kill_while_letters_are_mirrored_loses_nothing(
         tear(folder, dice)
     last = zygote.start("mirroring:work", tmp_path / "stderr", env={}, **arguments, until_idle=True)
     assert last.wait() == 0, last.said
-    compare(app, folder, broker)
+    compare(app, folder, valkey_url)
     app.close()
 
 
@@ -75,7 +67,7 @@ def tear(folder: Path, dice: random.Random) -> None:
         os.truncate(files[-1], max(0, files[-1].stat().st_size - dice.choice([0, 0, 1, 200, 2_000])))
 
 
-def compare(app: object, folder: Path, broker: str) -> None:
+def compare(app: object, folder: Path, valkey_url: str) -> None:
     with app.runtime.store.reading() as tx:  # type: ignore[attr-defined]
         rows = tx.sql.all("copy_journal", (0, 1_000_000))
         happened = {(row[1], row[5], row[4], datetime.fromtimestamp(row[6], UTC)) for row in rows}
@@ -83,8 +75,8 @@ def compare(app: object, folder: Path, broker: str) -> None:
     told = list(mirrors.read(folder))
     assert not [one for one in told if isinstance(one, mirrors.Damage)]
     assert {(one.letter, one.rev, one.state, one.at) for one in told if isinstance(one, mirrors.Entry)} == happened
-    buried = {(one.letter, one.rev, one.state, one.at) for one in read(f"{broker}/orders:dlq")}
+    buried = {(one.letter, one.rev, one.state, one.at) for one in read(f"{valkey_url}/orders:dlq")}
     assert buried == {one for one in happened if one[2] == "dead"}
     dead = {letter.id for letter in app.operate().letters.list(limit=10_000)}  # type: ignore[attr-defined]
-    assert {one.letter for one in read(f"{broker}/shop:letters")} == dead
+    assert {one.letter for one in read(f"{valkey_url}/shop:letters")} == dead
     assert [verdict for verdict in app.operate().verify() if not verdict.sound] == []  # type: ignore[attr-defined]

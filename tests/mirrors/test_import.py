@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from redrive import App, Event, Reject, Tx, mirrors
 from redrive.mirrors.files import paths
@@ -15,7 +14,6 @@ from redrive.mirrors.reading import read
 from redrive.redis import LetterIndex, LetterStream, Stream
 from redrive.replay.bringing import Brought, bring_back
 from redrive.testing import Harness
-from redrive.testing.brokers import valkey
 from tests.mirrors.conftest import Shop
 
 
@@ -228,19 +226,6 @@ def test_a_damaged_line_costs_its_letter_and_no_other(shops: Any, gone: Any, tmp
     entries = [one for one in read(str(path)) if isinstance(one, mirrors.Entry)]
     desk = shop.app.operate("ada")
     assert bring_back(desk.operator, desk.letters, entries, "gone").imported == 2
-
-
-@pytest.fixture(scope="module")
-def valkey_url() -> Iterator[str]:
-    with valkey() as url:
-        yield url
-
-
-@pytest.fixture
-def server(valkey_url: str) -> Iterator[Any]:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
-        yield client
 
 
 @pytest.mark.parametrize("key", ["orders:dlq", "shop:letters"])

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from redrive import App, Event, Reject, Tx, UsageError
 from redrive.redis import LetterIndex, LetterStream, Stream
 from redrive.redis.letters import read
 from redrive.testing import Harness
-from redrive.testing.brokers import Valkey, valkey
+from redrive.testing.brokers import Valkey
 from redrive.testing.crashing import Crashed
 from redrive.testing.failpoints import failpoint
-
-
-@pytest.fixture(scope="module")
-def valkey_url() -> Iterator[str]:
-    with valkey() as url:
-        yield url
-
-
-@pytest.fixture
-def server(valkey_url: str) -> Iterator[Any]:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
-        yield client
 
 
 def dead(server: Any, url: str, stream: str = "orders:dlq") -> list[int]:

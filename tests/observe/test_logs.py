@@ -12,7 +12,7 @@ import pytest
 
 from redrive import App, Reject
 from redrive.observe import signals as sig
-from redrive.observe.logs import JsonFormatter, LogListener
+from redrive.observe.logs import JsonFormatter, LogListener, log_signals
 
 
 def shop(folder: Path) -> App:
@@ -71,3 +71,18 @@ def test_retries_that_failed_alike_share_a_line_and_dead_letters_do_not(caplog: 
             for record in caplog.records]  # fmt: skip
     assert told == [("retried", 0, 3), ("retried", 9, None), ("buried", 0, None), ("buried", 1, None)]
     assert caplog.records[0].message.endswith("delay=1.0 count=3")
+
+
+def test_what_would_be_no_line_wakes_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    signals = sig.Signals()
+    log_signals(signals)
+    with caplog.at_level(logging.INFO, "redrive"):
+        signals.tell([sig.Settled("charge", 1, 0, 7, 0.001)])
+        assert signals._thread is None
+        signals.tell([sig.Settled("charge", 1, 0, 7, 0.001), sig.Stopping("disk full")])
+        signals.flush(10)
+    assert [record.message.split()[0] for record in caplog.records] == ["stopping"]
+    with caplog.at_level(logging.DEBUG, "redrive"):
+        signals.tell([sig.Settled("charge", 1, 0, 7, 0.001)])
+        signals.flush(10)
+    assert caplog.records[-1].message.startswith("settled ")

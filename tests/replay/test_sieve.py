@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from redrive.replay import select as selecting
 from redrive.replay.prune import What
 from redrive.replay.select import Selection, select
 from redrive.store import sieve
+from redrive.store.sqlite.store import SqliteStore
 from redrive.testing import Harness
 
 pytestmark = pytest.mark.sqlite("there is no sieve where transactions write side by side")
@@ -114,3 +117,21 @@ def test_a_sieve_with_too_little_in_it_is_found(said: Harness, damage: str) -> N
         tx.connection.execute(damage)
     rules = {one.rule for verdict in said.app.operate("ada").verify() for one in verdict.violations}
     assert rules == {"sieve"}
+
+
+def test_what_was_rolled_back_is_not_believed_to_be_there(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "store.db"), inline=True)
+
+    with store.transaction() as tx:
+        tx.letters.sieve.add([(1, "OSError", "the bank refused")])
+    with suppress(OSError), store.transaction() as tx:
+        tx.letters.sieve.add([(2, "OSError", "no route")])
+        tx.letters.sieve.end()
+        raise OSError("before the commit")
+    with store.reading() as tx:
+        assert not tx.letters.sieve.has(2, "OSError", "no route")
+    with store.transaction() as tx:
+        tx.letters.sieve.add([(2, "OSError", "no route")])
+    with store.reading() as tx:
+        assert tx.letters.sieve.has(2, "OSError", "no route") and tx.letters.sieve.has(1, "OSError", "the bank refused")
+    store.close()

@@ -12,6 +12,8 @@ import pytest
 from redrive import App, Ctx, Event, EventError, IdConflict, Reject, Tx, UsageError, conflicts, retry
 from redrive.failpoints import arm
 from redrive.observe.signals import CameDue, Scheduled
+from redrive.runner import scheduling
+from redrive.settings import Settings
 from redrive.testing import Harness
 from redrive.testing.crashing import Crashed
 from redrive.testing.failpoints import Failpoint
@@ -82,8 +84,6 @@ def test_they_come_in_the_order_of_their_times_and_of_the_calls(app: App, harnes
 
 
 def test_many_that_were_missed_come_in_order_and_in_bounded_transactions(app: App, start: Start) -> None:
-    from redrive.settings import Settings
-
     harness = start(app, settings=Settings(batch_max=10))
     app.log("orders").append_many({"type": f"t{n}", "after": f"{100 - n}s"} for n in range(95))
     harness.clock.advance(1000.0)  # nobody was there
@@ -491,3 +491,21 @@ def test_a_worker_that_dies_while_it_appends_leaves_each_event_in_one_place(
     harness.advance("10s")
     assert types_of(app, "orders") == [f"t{n}" for n in range(5)]
     assert waiting(harness) == []
+
+
+def test_letters_are_no_reason_to_look_for_what_is_due(app: App, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[None] = []
+    append_due = scheduling.append_due
+    monkeypatch.setattr(scheduling, "append_due", lambda engine: (looks.append(None), append_due(engine))[1])
+
+    @app.projection(app.log("orders"), tables={"seen": "n INTEGER"}, order="none")
+    def project(event: Event[Any], tx: Tx) -> None:
+        raise Reject("no")
+
+    harness = start(app, settings=Settings(batch_max=2))
+    for _ in range(40):
+        harness.append("orders", "order.placed")
+    looks.clear()
+    harness.run_until_idle()
+    assert len(harness.letters("dead")) == 40
+    assert len(looks) < 10  # of twenty transactions that wrote letters

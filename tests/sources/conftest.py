@@ -1,4 +1,4 @@
-"""A real Valkey for each test process, emptied for each test."""
+"""Shops that read streams."""
 
 from __future__ import annotations
 
@@ -8,29 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 sys.path.insert(0, str(Path(__file__).parent))  # what the tests of this folder share is imported by its name
 
 from streamshop import Shop
 
-from redrive.testing.brokers import valkey
-
 pytest.register_assert_rewrite("redrive.testing.contracts")
-
-
-@pytest.fixture(scope="session")
-def valkey_url() -> Iterator[str]:
-    with valkey() as url:
-        yield url
-
-
-@pytest.fixture
-def server(valkey_url: str) -> Iterator[Any]:
-    """A client, and an empty server."""
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from redrive import App, Event, Tx, UsageError
 from redrive.errors import Halted, SourceDown
@@ -470,6 +470,30 @@ def test_a_broker_that_goes_down_under_a_reader_is_noticed(broker: Broker) -> No
 
 
 @on_one_store
+def test_the_end_of_a_topic_is_asked_for_once_and_a_wait_is_no_busy_one(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, polled = [], []
+
+    def offsets(reader: TopicReader, partitions: Any, which: int, ask: Any = TopicReader._offsets) -> Any:
+        asked.append(which)
+        return ask(reader, partitions, which)
+
+    def poll(reader: TopicReader, limit: int, wait: float, ask: Any = TopicReader._poll) -> Any:
+        polled.append(wait)
+        return ask(reader, limit, wait)
+
+    monkeypatch.setattr(TopicReader, "_offsets", offsets)
+    monkeypatch.setattr(TopicReader, "_poll", poll)
+    reader = TopicReader(Topic(broker.cluster.bootstrap, broker.topic, options=QUICK), "g")
+    assert reader.read({}, 10, 0.0) == []
+    assert asked.count(OFFSET_END) == 1
+    polled.clear()
+    assert reader.read({}, 10, 0.02) == []
+    assert len(polled) <= PARTITIONS + 3, "once, and again for each partition whose end was told meanwhile"
+    reader.close()
+
+
 def test_who_may_not_read_is_told_so(shop: Shop, broker: Broker) -> None:
     broker.cluster.refuse(broker.topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     assert "does not let us" in (said := shop.run()) and "authorization" in said.lower()

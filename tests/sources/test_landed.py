@@ -1,4 +1,4 @@
-"""Rows of a broker's messages: versions are counted, and what the log holds already is noticed."""
+"""Rows of messages and of emissions: versions are counted, and what the log holds already is noticed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def land(app: App, events: list[NewEvent], versions: landed.Versions) -> None:
 
 
 def _append(tx: Any, events: list[NewEvent], versions: landed.Versions) -> int:
-    position, are_new = landed.append_new(tx.logs, tx.sql, "x", events, versions)
-    if not are_new:
+    added = landed.append_new(tx.logs, tx.sql, "x", events, versions)
+    if added is None:
         raise Repeated
-    return position
+    return added.position
 
 
 def test_versions_go_on_whoever_else_appends(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +62,41 @@ def test_what_the_log_holds_is_noticed_and_what_was_counted_for_it_is_forgotten(
             land(app, repeated, versions)
     land(app, [event("e3", "a")], versions)
     assert [(e.id, e.version) for e in app.log("x").read()] == [("e1", 1), ("e2", 2), ("e3", 3)]
+
+
+def emit(tx: Any, numbers: range) -> None:
+    tx.logs.append_derived("x", [event(f"m{n}", "abc"[n % 3])._replace(derived=True) for n in numbers])
+
+
+def emit_in_vain(store: Any, numbers: range) -> None:
+    with store.transaction() as tx:
+        emit(tx, numbers)
+        raise Repeated
+
+
+def test_versions_of_emissions_have_no_gap_whatever_came_between(app: App) -> None:
+    store: Any = app.runtime.store
+    with store.transaction() as tx:
+        emit(tx, range(48))
+    with pytest.raises(Repeated):
+        emit_in_vain(store, range(48, 96))
+    app.log("x").append_many([{"type": "by.hand", "key": "z"}] * 48)  # as many as were taken back
+    for numbers in (range(48, 64), range(40, 80)):  # at last some of them again
+        with store.transaction() as tx:
+            emit(tx, numbers)
+    with store.transaction() as tx:
+        emit(tx, range(80, 96))
+        tx.savepoint()
+        emit(tx, range(96, 144))
+        tx.undo()
+        tx.keep()
+        tx.logs.append("x", [event("by-hand", "b")])
+        emit(tx, range(96, 128))
+    with store.transaction(durable=False) as tx:
+        emit(tx, range(128, 160))
+    with store.transaction() as tx:
+        emit(tx, range(160, 200))
+    for key in "abc":
+        versions = [e.version for e in app.log("x").read_key(key)]
+        assert versions == [*range(1, len(versions) + 1)]
+    assert len(list(app.log("x").read())) == 200 + 49

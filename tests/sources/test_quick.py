@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.codec import to_json
 from redrive.sources import quick
 from redrive.sources.codec import FORMATS, Codec, Place
+from redrive.sources.port import Plain
 from redrive.sources.quick import Quick
 
 NAMES = st.sampled_from([b"id", b"type", b"key", b"data", b"time", b"ce_specversion", b"note", b"\xff"])
@@ -27,25 +29,42 @@ def test_what_is_read_quickly_is_what_would_have_been_read(messages, format, is_
     codec = Codec(format, key="note", id="key") if is_mapped else Codec(format)
     reader = Quick(codec, "orders")
     for fields in messages:  # the same reader: what it has learnt must not change what it says
-        found = reader.decode([part for field in fields for part in field], "orders:1-0", 1_000)
+        parts = [part for field in fields for part in field]
+        (checked,) = reader.checked([(b"1-0", parts)])
+        found = reader.decode(parts, 3, "1-0", "orders:1-0", 1_000, checked)
         if found is not None:
             named = {name.decode("utf-8", "backslashreplace"): value for name, value in fields}
             event, has_id = codec.decode(named, named.get("data"), Place("orders:1-0", "orders", None, 1_000))
-            assert found == (event._replace(may_repeat=False), has_id)
+            assert (found.event, found.has_id) == (event._replace(may_repeat=False), has_id)
+            assert (found.partition, found.position) == (3, "1-0")
 
 
 def test_the_usual_message_is_read_quickly_and_a_special_one_is_not() -> None:
     reader = Quick(Codec(), "orders")
+
+    def decode(*fields: bytes) -> Plain | None:
+        return reader.decode([*fields], 0, "1-0", "orders:1-0", 1_000)
+
     usual = [b"type", b"order.placed", b"key", b"ada", b"data", b'{"cents": 4200}']
-    found = reader.decode(usual, "orders:1-0", 1_000)
+    found = decode(*usual)
     assert found is not None
-    event, has_id = found
-    assert (event.id, event.type, event.key, event.data_raw) == ("orders:1-0", "order.placed", "ada", usual[5])
-    assert not has_id
-    assert reader.decode([*usual, b"id", b"7"], "orders:2-0", 1_000) == (event._replace(id="7"), True)
-    assert reader.decode([*usual, b"trace", b"x"], "orders:3-0", 1_000) is None
-    assert reader.decode([b"data", b'{"specversion":"1.0"}'], "orders:4-0", 1_000) is None
-    assert reader.decode([b"data", b'{"a":1,"a":2}'], "orders:5-0", 1_000) is None
+    assert (found.id, found.type, found.key, found.data_raw) == ("orders:1-0", "order.placed", "ada", usual[5])
+    assert not found.has_id
+    assert decode(*usual, b"id", b"7") == msgspec.structs.replace(found, id="7", has_id=True)
+    assert decode(*usual, b"trace", b"x") is None
+    assert decode(b"data", b'{"specversion":"1.0"}') is None
+    assert decode(b"data", b'{"a":1,"a":2}') is None
+
+
+def test_what_was_checked_together_is_what_each_has_as_its_data() -> None:
+    reader = Quick(Codec(), "orders")
+    entry, other = [b"key", b"a", b"data", b"{}"], [b"data", b"x", b"key", b"{}"]
+    assert [*reader.checked([(b"1-0", entry)])] == [None]  # where the data is is not known yet
+    assert reader.decode(entry, 0, "1-0", "orders:1-0", 1_000) is not None
+    assert [*reader.checked([(b"1-0", entry), (b"2-0", other)])] == [b"{}", b"{}"]
+    assert reader.decode(other, 0, "2-0", "orders:2-0", 1_000, other[3]) is None  # its key was checked, not its data
+    for special in (None, [b"data"], {b"key": b"a"}, [b"key", b"a", b"data", b'{"specversion": 1}']):
+        assert [*reader.checked([(b"1-0", entry), (b"3-0", special)])] == [None, None]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -54,7 +73,7 @@ def test_what_is_remembered_is_bounded(monkeypatch) -> None:  # type: ignore[no-
     reader = Quick(Codec(), "orders")
     for n in range(10):
         key = f"k{n}"
-        found = reader.decode([b"key", key.encode(), b"data", b"1"], f"orders:{n}-0", 1_000)
-        assert found is not None and found[0].key == key
-        assert reader.decode([b"x%d" % n, b"1"], f"orders:{n}-1", 1_000) is None
+        found = reader.decode([b"key", key.encode(), b"data", b"1"], 0, f"{n}-0", f"orders:{n}-0", 1_000)
+        assert found is not None and found.key == key
+        assert reader.decode([b"x%d" % n, b"1"], 0, f"{n}-1", f"orders:{n}-1", 1_000) is None
     assert len(reader._keys) <= 2 and len(reader._shapes) <= 2

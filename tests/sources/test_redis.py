@@ -9,10 +9,11 @@ import pytest
 from streamshop import say
 
 from redrive import App, UsageError
-from redrive.redis import Stream
+from redrive.redis import Stream, ordered
 from redrive.redis.ids import id_of
 from redrive.replay.prune import What
 from redrive.runner import land
+from redrive.sources.port import moved
 from redrive.testing.failpoints import FailpointHit, failpoint
 
 ORDERED = {"partitions": 1}
@@ -247,6 +248,33 @@ def test_deleted_entries_at_the_end_are_told_once(shops: Any, server: Any, way: 
     assert shop.reasons == ["lost_at_source"]
 
 
+def test_who_waits_looks_at_everything_else_only_now_and_then(
+    server: Any, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered, "LOOK_SECONDS", 1_000.0)
+    reader, _ = Stream(valkey_url, "orders", partitions=1).open("g"), say(server, 1)
+
+    def looks(wait: float) -> int:
+        """How often the server was asked about the stream for one read."""
+
+        def asked() -> int:
+            calls: Any = server.info("commandstats")
+            return sum(found["calls"] for name, found in calls.items() if name.startswith("cmdstat_xinfo"))
+
+        before = asked()
+        assert not reader.read(known, 10, wait)
+        return asked() - before
+
+    try:
+        (only,) = reader.read({}, 10, 0.0)
+        known = {0: only.position}
+        assert [looks(0.001), looks(0.001), looks(0.0), looks(0.001)] == [0, 0, 1, 0]
+        monkeypatch.setattr(ordered, "LOOK_SECONDS", -1.0)
+        assert [looks(0.0), looks(0.001), looks(0.001)] == [1, 1, 1]
+    finally:
+        reader.close()
+
+
 def test_entries_trimmed_behind_the_back_of_who_waits_are_told(server: Any, valkey_url: str) -> None:
     reader, ids = Stream(valkey_url, "orders", partitions=1).open("g"), say(server, 2)
     try:
@@ -256,7 +284,7 @@ def test_entries_trimmed_behind_the_back_of_who_waits_are_told(server: Any, valk
         burst = say(server, 4)  # between a look and the waiting that follows it
         server.xtrim("orders", maxlen=2, approximate=False)
         waited = [
-            message._replace(position=f"{message.position.partition(';')[0]};{2 + more}")
+            moved(message, f"{message.position.partition(';')[0]};{2 + more}")
             for more, message in enumerate(reader.read(known, 10, 0.0)[1:], 1)
         ]
         assert [message.event.id for message in waited] == [f"orders:{id}" for id in burst[2:]]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from redrive.codec import check_data
+from redrive.codec import are_plain, check_data
 from redrive.errors import EventError
 from redrive.event import NewEvent, check_id, check_key, check_type
 from redrive.sources.codec import Place
-from redrive.sources.port import Message
+from redrive.sources.port import Message, Plain
+from redrive.sources.quick import ENVELOPE, TEXTS_MAX, TOGETHER_MAX
 from redrive.sources.refusal import UNDECODABLE, refusal
 from redrive.subscription import REFUSED
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[str, bytes | None]]
 SHOWN_BYTES_MAX = 100
-TEXTS_MAX = 10_000  # keys, or types, that are remembered as checked
 
 
 class Decoder:
@@ -37,44 +37,48 @@ class Decoder:
         generation = "" if topic.generation == 1 else f"~{topic.generation}"  # offsets begin again, ids must not
         self.prefix = f"{topic.name}{generation}/"
 
-    def __call__(self, messages: Iterable[Any]) -> list[Message]:
+    def __call__(self, messages: Sequence[Any]) -> list[Message | Plain]:
         """The events, or the refusals that stand for them."""
-        found, name, prefix, keys, is_plain = [], self._name, self.prefix, self._keys, self._is_plain
-        for message in messages:
-            partition, offset, raw_key, value = message.partition(), message.offset(), message.key(), message.value()
-            id, time_us = f"{prefix}{partition}/{offset}", message.timestamp()[1] * 1_000
-            key, headers = keys.get(raw_key), message.headers()
+        found: list[Message | Plain] = []
+        for at in range(0, len(messages), TOGETHER_MAX):
+            some = messages[at : at + TOGETHER_MAX]
+            values = [message.value() for message in some]
             # Most messages have nothing special about them. Others take the long way, which says what is wrong.
-            if is_plain and not headers and value and time_us >= 0 and (key or not raw_key):
-                try:
-                    if b'"specversion"' not in value:
-                        event = NewEvent(id, name, key, 1, time_us, None, check_data(value), None, False)
-                        found.append(Message(partition, str(offset), event, False))
-                        continue
-                except EventError:
-                    pass
-            found.append(self._one(partition, offset, id, max(time_us, 0), raw_key, value, headers or ()))
+            is_plain = self._is_plain and are_plain(values) and ENVELOPE not in b"".join(values)
+            found += self._many(some, values, is_plain=is_plain)
         return found
 
+    def _many(
+        self, messages: Sequence[Any], values: Sequence[bytes | None], *, is_plain: bool
+    ) -> Iterator[Message | Plain]:
+        name, prefix, keys = self._name, self.prefix, self._keys
+        for message, value in zip(messages, values, strict=True):
+            partition, position, raw_key = message.partition(), str(message.offset()), message.key()
+            id, time_us = f"{prefix}{partition}/{position}", message.timestamp()[1] * 1_000
+            key, headers = keys.get(raw_key), message.headers()
+            if is_plain and not headers and time_us >= 0 and (key or not raw_key):
+                yield Plain(partition, position, False, id, name, key, time_us, value)  # type: ignore[arg-type]
+            else:
+                place = Place(id, name, None, max(time_us, 0))
+                yield self._one(partition, position, place, raw_key, value, headers or (), is_plain=is_plain)
+
     def _one(
-        self, partition: int, offset: int, id: str, time_us: int, raw_key: bytes | None, value: bytes | None,
-        headers: Headers,
-    ) -> Message:  # fmt: skip
+        self, partition: int, position: str, place: Place, raw_key: bytes | None, value: bytes | None,
+        headers: Headers, *, is_plain: bool,
+    ) -> Message | Plain:  # fmt: skip
         try:
-            key = _text(self._keys, raw_key, check_key) if raw_key else None
+            if raw_key:
+                place = place._replace(key=_text(self._keys, raw_key, check_key))
         except (EventError, UnicodeDecodeError) as error:
-            return Message(partition, str(offset), _keyless(id, time_us, raw_key or b"", value, error), False)
-        event, has_id = (
-            self._quick(headers, value, id, key, time_us)
-            or self._decoded(headers, value, Place(id, self._name, key, time_us))
-        )  # fmt: skip
-        return Message(partition, str(offset), event, has_id)
+            return Message(partition, position, _keyless(place, raw_key or b"", value, error), False)
+        quick = self._quick(partition, position, place, value, headers, is_plain=is_plain)
+        return quick or Message(partition, position, *self._decoded(headers, value, place))
 
     def _quick(
-        self, headers: Headers, value: bytes | None, id: str, key: str | None, time_us: int
-    ) -> tuple[NewEvent, bool] | None:
+        self, partition: int, position: str, place: Place, value: bytes | None, headers: Headers, *, is_plain: bool
+    ) -> Plain | None:
         """With headers for the type and the id, and no others. None: take the long way."""
-        if not self._is_plain or value is None or b'"specversion"' in value:
+        if not self._is_plain or value is None or (not is_plain and ENVELOPE in value):
             return None
         kind, given = self._name, b""
         try:
@@ -85,12 +89,12 @@ class Decoder:
                     given = text
                 else:
                     return None
-            if given:
-                id = check_id(given.decode())
-            check_data(value)
+            id = check_id(given.decode()) if given else place.id
+            if not is_plain:
+                check_data(value)
         except (EventError, UnicodeDecodeError):
             return None
-        return NewEvent(id, kind, key, 1, time_us, None, value, None, False), bool(given)
+        return Plain(partition, position, bool(given), id, kind, place.key, place.time_us, value)
 
     def _decoded(self, headers: Headers, value: bytes | None, place: Place) -> tuple[NewEvent, bool]:
         fields = {name: _readable(text) for name, text in headers}
@@ -125,7 +129,7 @@ def _readable(text: bytes | None) -> bytes:
     return text
 
 
-def _keyless(id: str, time_us: int, key: bytes, value: bytes | None, error: Exception) -> NewEvent:
+def _keyless(place: Place, key: bytes, value: bytes | None, error: Exception) -> NewEvent:
     shown = key[:SHOWN_BYTES_MAX].hex(" ") + (" …" if len(key) > SHOWN_BYTES_MAX else "")
-    why = f"the message at {id} is no event: its key ({shown}) is no text: {error}"
-    return refusal(UNDECODABLE, why, id=id, type=REFUSED, key=None, time_us=time_us, raw=value or b"")
+    why = f"the message at {place.id} is no event: its key ({shown}) is no text: {error}"
+    return refusal(UNDECODABLE, why, id=place.id, type=REFUSED, key=None, time_us=place.time_us, raw=value or b"")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
@@ -17,7 +18,7 @@ from redrive.kafka import trouble
 from redrive.kafka.messages import Decoder
 from redrive.kafka.places import Place, anchor_of
 from redrive.kafka.topic import log
-from redrive.sources.port import Message, Positions, Reader
+from redrive.sources.port import Message, Plain, Positions, Reader, moved
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from redrive.kafka.topic import Topic
 
 ASK_SECONDS_MAX = 5.0  # for which a broker may keep us waiting before it counts as down
+WAIT_MIN = 0.001  # seconds; librdkafka counts in these, and would not wait for less
 STEP_SECONDS = 0.2  # between two looks at whether it is down
 COMMIT_SECONDS = 1.0  # between two courtesies
 REFUSED_SECONDS = 30.0  # after one that was not accepted
@@ -32,9 +34,11 @@ TUNED = {
     "queued.max.messages.kbytes": 16_384,  # what was fetched and has not landed is fetched again by the next owner
     "queued.min.messages": 20_000,
     "fetch.queue.backoff.ms": 10,  # a full queue is empty again sooner than in the second that is the default
+    "fetch.wait.max.ms": 100,  # what else we ask a broker waits behind the fetch for which it has no answer yet
 }
 # We join no group. But so long does closing wait for a commit that has found no coordinator yet.
 NO_MEMBER = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 300}
+_error_of = methodcaller("error")
 
 
 class TopicReader(Reader):
@@ -44,6 +48,7 @@ class TopicReader(Reader):
         self.topic, self._decoder = topic, Decoder(topic)
         self.starts: dict[int, str] = {}
         self._places: dict[int, Place] = {}
+        self._asked: Mapping[int, int] = {}  # where the partitions end, if this read has asked for it
         self._ends: dict[int, int] = {}  # by partition, the offset at which the last fetch found nothing more
         self._anchored: set[int] = set()  # partitions whose last message is read again, to compare it
         self._out_of_range: set[int] = set()
@@ -68,10 +73,10 @@ class TopicReader(Reader):
         """Let it go. `Consumer.close` leaves a group, where we are none, and may wait for a broker without end."""
         self._consumer = None
 
-    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message | Plain]:
         """The next messages. Without a wait, none means: all that the broker has been asked for has been read."""
         try:
-            self.starts = {}  # those of the last time have landed, or we would not be here
+            self.starts, self._asked = {}, {}  # those of the last time have landed, or we would not be here
             if time.monotonic() >= self._look_at:
                 self._look(positions)
             elif self._out_of_range:
@@ -83,25 +88,26 @@ class TopicReader(Reader):
         except KafkaException as error:
             raise self._told(error.args[0]) from None
 
-    def settled(self, messages: Sequence[Message]) -> None:
+    def settled(self, messages: Sequence[Message | Plain]) -> None:
         """The place in the store is all there is to it."""
 
     # ------------------------------------------------------------------ messages
 
-    def _wait(self, limit: int, wait: float) -> list[Message]:
+    def _wait(self, limit: int, wait: float) -> list[Message | Plain]:
         """Whatever comes first."""
         until = time.monotonic() + wait
-        while not (found := self._poll(limit, max(0.0, until - time.monotonic()))):
-            if time.monotonic() >= until or self._out_of_range:
+        while not (found := self._poll(limit, wait)):
+            wait = until - time.monotonic()
+            if wait < WAIT_MIN or self._out_of_range:
                 break
         return found
 
-    def _catch_up(self, limit: int) -> list[Message]:
+    def _catch_up(self, limit: int) -> list[Message | Plain]:
         """What there is by now, if it takes a while to come."""
         found = self._poll(limit, 0.0)
         if found:
             return found
-        until, highs = time.monotonic() + ASK_SECONDS_MAX, self._highs(self._places)
+        until, highs = time.monotonic() + ASK_SECONDS_MAX, self._asked or self._highs(self._places)
         while not (found or self._out_of_range or self._has_reached(highs)):
             if time.monotonic() >= until:
                 raise SourceDown(f"{self.topic.log}: no answer from {self.topic.bootstrap} for {ASK_SECONDS_MAX:g} s")
@@ -115,7 +121,7 @@ class TopicReader(Reader):
             for partition, high in highs.items()
         )
 
-    def _poll(self, limit: int, wait: float) -> list[Message]:
+    def _poll(self, limit: int, wait: float) -> list[Message | Plain]:
         consumer, raw = self._consumer, []
         if self._early:
             raw, self._early = self._early, []
@@ -129,21 +135,25 @@ class TopicReader(Reader):
             raise self._told(self._trouble)
         return found
 
-    def _take(self, raw: Iterable[Any]) -> list[Message]:
-        good = []
-        for message in raw:
-            error = message.error()
-            if error is not None:
-                self._heard(message, error)
-            elif not (self._anchored and self._is_anchor(message)):
-                good.append(message)
+    def _take(self, raw: list[Any]) -> list[Message | Plain]:
+        good = raw
+        if self._anchored or any(map(_error_of, raw)):
+            good = [message for message in raw if self._is_new(message)]
         messages = self._decoder(good)
         for partition, index in {message.partition: index for index, message in enumerate(messages)}.items():
             last = good[index]
             place = Place(last.offset(), anchor_of(last), self.topic.generation)
             self._places[partition] = place
-            messages[index] = messages[index]._replace(position=str(place))
+            messages[index] = moved(messages[index], str(place))
         return messages
+
+    def _is_new(self, message: Any) -> bool:
+        """Is it a message, and another than the last one that has landed?"""
+        error = message.error()
+        if error is not None:
+            self._heard(message, error)
+            return False
+        return not (self._anchored and self._is_anchor(message))
 
     def _heard(self, message: Any, error: KafkaError) -> None:
         """Something that is no message."""
@@ -217,7 +227,7 @@ class TopicReader(Reader):
         if again := [self._at(partition) for partition in wanted if partition in self._out_of_range]:
             self._consumer.incremental_unassign(again)
         lows = self._offsets(wanted, OFFSET_BEGINNING)
-        self._highs(places)
+        self._asked = self._highs(places)
         assigned = []
         for partition in wanted:
             low = lows[partition]

@@ -10,12 +10,13 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from math import isinf
 
 from msgspec.structs import asdict
 
 from redrive.observe import signals as sig
-from redrive.observe.signals import Signal, Signals
+from redrive.observe.signals import Choosy, Signal, Signals
 
 logger = logging.getLogger("redrive")
 
@@ -52,8 +53,12 @@ def name_of(signal: type[Signal]) -> str:
 _NAMES: dict[type[Signal], str] = {kind: name_of(kind) for kind in sig.ALL}
 
 
-class LogListener:
+class LogListener(Choosy):
     """Writes signals to the logger."""
+
+    def wants(self, signals: Sequence[Signal]) -> bool:
+        """Would any of them be a line?"""
+        return any(logger.isEnabledFor(_LEVELS.get(type(signal), logging.INFO)) for signal in signals)
 
     def __call__(self, signals: Sequence[Signal]) -> None:
         for signal, count in _together(signals):
@@ -84,6 +89,7 @@ def _together(signals: Sequence[Signal]) -> Iterable[tuple[Signal, int]]:
     return (*retried.values(), *others)
 
 
+@lru_cache(256, typed=True)  # most of what a line says was said in the line before
 def _short(value: object) -> str:
     text = str(value)
     return _quoted(text) if " " in text or not text.isprintable() else text

@@ -276,6 +276,14 @@ ALL: tuple[type[Signal], ...] = (
 Listener = Callable[[Sequence[Signal]], Any]
 
 
+class Choosy:
+    """A listener that says beforehand whether it has anything to do with a batch. Quick: it is asked by the engine."""
+
+    def wants(self, signals: Sequence[Signal]) -> bool:
+        """Is it to be called with these?"""
+        raise AssertionError
+
+
 class Signals:
     """Hands batches of signals to listeners, away from the engine's threads."""
 
@@ -301,7 +309,9 @@ class Signals:
         batch = tuple(signals)
         if batch and self._listeners:
             for listener in self._listeners:
-                self.call(listener, batch)
+                # To wake a thread for what it would only throw away costs more than the commit it is told of.
+                if not isinstance(listener, Choosy) or listener.wants(batch):
+                    self.call(listener, batch)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run a user's hook where it can do no harm."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from redrive.policy.outcome import Failure
 
 # Why a letter exists. Stored, shown and filtered by: these words are part of the format.
@@ -37,8 +39,7 @@ class Commit:
     """Apply the effects and move the progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class Park:
+class Park(Struct, frozen=True):
     """Make it a retrying letter. The delay is kept beside the due time so that a clock set back can be repaired."""
 
     due_at: float
@@ -48,8 +49,7 @@ class Park:
     spent: bool = True  # did it cost an attempt? Not if it was not called, or if its key's breaker takes the blame
 
 
-@dataclass(frozen=True, slots=True)
-class Bury:
+class Bury(Struct, frozen=True):
     """Make it a dead letter."""
 
     reason: str

@@ -65,6 +65,8 @@ def decide(
     if isinstance(outcome, out.Applied):  # nearly always, so it is asked before anything else is made
         return act.COMMIT
     call = Call(attempt, policy, now, dice, event_type, replay, letterlike, shut_for)
+    if isinstance(outcome, out.Failed):  # of what remains, nearly always
+        return _after_error(outcome.error, outcome.failure, call)
     match outcome:
         case out.Ignored(reason):
             return act.Ignore(reason)
@@ -78,7 +80,7 @@ def decide(
             return _try_again(_rule_for_type(call), failure, call, after)
         case out.Conflicted(_, _, reruns) if reruns < policy.conflicts.times:
             return act.Rerun(policy.conflicts.delay(reruns))
-        case out.Failed(error, failure) | out.Conflicted(error, failure):
+        case out.Conflicted(error, failure):
             return _after_error(error, failure, call)
         case out.Crashed(charges) if charges < policy.crash_charges_max:
             return act.Rerun(0.0)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from redrive.errors import UsageError
 from redrive.policy.action import ATTEMPTS_EXHAUSTED, BREAKER_OPEN, RETRY_LIMITED
+from redrive.policy.cron import check_cron
+from redrive.policy.cron import next_time as next_of_line
 from redrive.policy.limiter import Bucket, bucket
 from redrive.policy.retry import Duration, count_of, seconds_of
 
@@ -133,16 +134,8 @@ def look(rule: AutoReplay, seen: Seen, now: float, recoveries: int, *, is_well: 
 
 
 def next_time(rule: AutoReplay, after: float) -> float | None:
-    """The first time of the cron line after this one, in UTC; None if there is no cron line.
-
-    >>> next_time(AutoReplay(cron="*/10 * * * *"), 60.0)
-    600.0
-    """
-    if rule.cron is None:
-        return None
-    from cronsim import CronSim  # the few who use it pay for it
-
-    return next(CronSim(rule.cron, datetime.fromtimestamp(math.floor(after), UTC))).timestamp()
+    """The first time of the cron line after this one; None if there is no cron line."""
+    return None if rule.cron is None else next_of_line(rule.cron, after)
 
 
 # ------------------------------------------------------------ which
@@ -226,7 +219,7 @@ def auto_replay(
     Times are UTC. Without `on_recovery=` it waits for recoveries wherever there is a breaker.
     """
     if cron is not None:
-        _check_cron(cron)
+        check_cron(cron, "auto_replay: cron=")
     if on_recovery is not None and not isinstance(on_recovery, bool):
         raise UsageError(f"auto_replay: on_recovery is True or False, not {on_recovery!r}")
     return AutoReplay(
@@ -261,18 +254,5 @@ def tuned_replay(where: str, rule: AutoReplay | None, said: dict[str, Any], *, h
     if not said or said.get("enabled") is False:
         return None if said else rule
     if given.get("cron") is not None:
-        _check_cron(given["cron"], where)
+        check_cron(given["cron"], f"{where}: cron=")
     return settled_for(where, replace(rule or AutoReplay(), **given), has_breaker=has_breaker)
-
-
-def _check_cron(cron: object, where: str = "auto_replay") -> None:
-    from cronsim import CronSim, CronSimError
-
-    try:
-        if not isinstance(cron, str):
-            raise CronSimError("not a text")
-        next(CronSim(cron, datetime(2000, 1, 1, tzinfo=UTC)))
-    except (CronSimError, StopIteration):
-        raise UsageError(
-            f'{where}: cron={cron!r} is no line of five fields that is ever due, such as "*/10 * * * *"'
-        ) from None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+
+class Failure(Struct, frozen=True):
     """An error as it is written into a letter: text only, cut to size, safe to store and to show."""
 
     error_type: str
@@ -62,8 +63,7 @@ class Unkeyed:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):  # as a Struct, like others of which a burst of failures makes many
     """The function raised, or overran its timeout."""
 
     error: BaseException  # only ever asked what it is (isinstance); its text is in `failure`, made safe by the runner

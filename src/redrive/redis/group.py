@@ -10,7 +10,7 @@ import redis
 
 from redrive.redis.ids import FIRST, before, id_of
 from redrive.redis.reading import Census, Entry, StreamReader, entries_of, text_of
-from redrive.sources.port import Message, Positions
+from redrive.sources.port import Message, Plain, Positions, moved
 
 if TYPE_CHECKING:
     from redrive.redis.stream import Stream
@@ -44,7 +44,7 @@ class GroupReader(StreamReader):
         self._gap: str | None = None  # from where on we look for what the group handed out and nobody has
         self._tidies = True
 
-    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message | Plain]:
         with self.asking():
             if not self._made:
                 self._make(positions)
@@ -74,7 +74,7 @@ class GroupReader(StreamReader):
             self._gap = start if positions and start != FIRST else None
         self._made = True
 
-    def _read(self, limit: int, wait: float) -> Sequence[Message]:
+    def _read(self, limit: int, wait: float) -> Sequence[Message | Plain]:
         if self._pending is not None:
             low, found = self._ask(lambda pipe: self._get(pipe, str(self._pending), limit))
             entries = entries_of(found)
@@ -87,7 +87,7 @@ class GroupReader(StreamReader):
             return left
         return self._new(limit, wait)
 
-    def _missed(self, gap: str, limit: int) -> Sequence[Message]:
+    def _missed(self, gap: str, limit: int) -> Sequence[Message | Plain]:
         """What was handed out to us and is not pending: who deletes a consumer deletes what it has not finished.
 
         Most of it has landed, and is recognised. With others in the group it may be theirs, and finished.
@@ -109,7 +109,7 @@ class GroupReader(StreamReader):
     def _of(self, groups: Any) -> Any:
         return next(one for one in groups if text_of(one["name"]) == self.group)
 
-    def _new(self, limit: int, wait: float) -> Sequence[Message]:
+    def _new(self, limit: int, wait: float) -> Sequence[Message | Plain]:
         """What nobody has had yet. What nobody will have, because it is gone, lands before the group moves past it."""
         name = self.stream.name
 
@@ -136,19 +136,19 @@ class GroupReader(StreamReader):
     def _get(self, server: Any, start: str, limit: int, block: int | None = None) -> Any:
         return server.xreadgroup(self.group, CONSUMER, {self.stream.name: start}, count=limit, block=block)
 
-    def _messages(self, entries: list[Entry], oldest: bytes | None, number: int | None = None) -> list[Message]:
+    def _messages(self, entries: list[Entry], oldest: bytes | None, number: int | None = None) -> list[Message | Plain]:
         found = self.messages(0, entries)
         if found:
             found[-1] = self._noted(found[-1], oldest, None if number is None else number + len(found))
         return found
 
-    def _noted(self, last: Message, oldest: bytes | None, number: int | None) -> Message:
+    def _noted(self, last: Message | Plain, oldest: bytes | None, number: int | None) -> Message | Plain:
         """With where a group would be made again: behind it if nobody has anything else, and then its number, too."""
         if oldest is not None:
-            return last._replace(position=f"{last.position};{before(oldest)}")
-        return last._replace(position=f"{last.position};{last.position};{'' if number is None else number}")
+            return moved(last, f"{last.position};{before(oldest)}")
+        return moved(last, f"{last.position};{last.position};{'' if number is None else number}")
 
-    def _compare(self, census: Census, group: Mapping[str, Any], low: bytes | None) -> Message | None:
+    def _compare(self, census: Census, group: Mapping[str, Any], low: bytes | None) -> Message | Plain | None:
         """Was anything deleted before the group handed it out? Servers before 7.0 do not tell."""
         at, count = text_of(group["last-delivered-id"]), group.get("entries-read")
         gone = census.oldest is None or id_of(census.oldest) > id_of(at)
@@ -162,7 +162,7 @@ class GroupReader(StreamReader):
         lost = self.lost(0, where, f"entries after {at} were deleted or trimmed before anybody had read them")
         return self._noted(lost._replace(position=at), low, None if count is None else count + max(0, missing))
 
-    def _claim(self, limit: int) -> Sequence[Message]:
+    def _claim(self, limit: int) -> Sequence[Message | Plain]:
         """What a consumer took and did not finish, and who is gone with nothing left to do."""
         low, answer = self._ask(
             lambda pipe: pipe.xautoclaim(
@@ -190,7 +190,7 @@ class GroupReader(StreamReader):
             except redis.ResponseError:  # scripts are not allowed here: nobody is harmed by an empty name in a list
                 self._tidies = False
 
-    def settled(self, messages: Sequence[Message]) -> None:
+    def settled(self, messages: Sequence[Message | Plain]) -> None:
         if messages:
             with self.asking():
                 ids = [message.position.partition(";")[0] for message in messages]

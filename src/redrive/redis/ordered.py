@@ -11,7 +11,7 @@ import redis
 from redrive.errors import Halted
 from redrive.redis.ids import FIRST, id_of
 from redrive.redis.reading import Census, Entry, Place, StreamReader, by_name
-from redrive.sources.port import Message, Positions
+from redrive.sources.port import Message, Plain, Positions, moved
 
 LOOK_SECONDS = 0.1  # the longest time for which nobody asks what the server has lost
 
@@ -21,7 +21,7 @@ class OrderedReader(StreamReader):
 
     _look_at = 0.0  # until then what we wait for may come without a look at everything else
 
-    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message | Plain]:
         names = self._names
         if wait > 0 and time.monotonic() < self._look_at and len(positions) == len(names):
             with self.asking():
@@ -29,7 +29,7 @@ class OrderedReader(StreamReader):
         self._look_at = time.monotonic() + LOOK_SECONDS
         with self.asking():
             states, anchors, found = self._look(names, positions, limit)
-            messages: list[Message] = []
+            messages: list[Message | Plain] = []
             places = []
             for number, name in enumerate(names):
                 place, entries = self._place(positions.get(number), states[number]), found.get(name.encode(), [])
@@ -43,15 +43,15 @@ class OrderedReader(StreamReader):
                 if left is not None and messages and messages[-1].partition == number:
                     last = messages[-1]  # there are no more: now the count is known, whatever was deleted
                     at = Place(Place.of(last.position).id, states[number].added)
-                    messages[-1] = last._replace(position=str(at))
+                    messages[-1] = moved(last, str(at))
                 places.append(place)
             return messages if messages or wait <= 0 else self._wait(places, limit, wait)
 
-    def _wait(self, places: list[Place], limit: int, wait: float) -> list[Message]:
+    def _wait(self, places: list[Place], limit: int, wait: float) -> list[Message | Plain]:
         """What comes next, as soon as it comes. What was lost meanwhile is missed at the next look: it is counted."""
         ids: dict[Any, Any] = {name: place.id for name, place in zip(self._names, places, strict=True)}
         found = by_name(self.server.xread(ids, count=limit, block=self.block(wait)))
-        messages: list[Message] = []
+        messages: list[Message | Plain] = []
         for number, (name, place) in enumerate(zip(self._names, places, strict=True)):
             messages += self._number(number, found.get(name.encode(), []), place)
         return messages
@@ -75,14 +75,14 @@ class OrderedReader(StreamReader):
         """Where we are; what was gone before we came is not ours to miss."""
         return Place(FIRST, census.gone) if position is None else Place.of(position)
 
-    def _number(self, partition: int, entries: list[Entry], place: Place) -> list[Message]:
+    def _number(self, partition: int, entries: list[Entry], place: Place) -> list[Message | Plain]:
         """With the last of them, how far that is: what is between lands with it or not at all."""
         found = self.messages(partition, entries)
         if found:
-            found[-1] = found[-1]._replace(position=str(place.after(found[-1].position, len(found))))
+            found[-1] = moved(found[-1], str(place.after(found[-1].position, len(found))))
         return found
 
-    def settled(self, messages: Sequence[Message]) -> None:
+    def settled(self, messages: Sequence[Message | Plain]) -> None:
         """The place in the store is all there is to it."""
 
     def _check(self, name: str, place: Place, census: Census, anchor: Any) -> None:

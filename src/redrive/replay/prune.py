@@ -7,7 +7,7 @@ a rebuild) and loses its history. Everything happens in short transactions; inte
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from redrive.replay.deed import Operator, find
@@ -23,6 +23,9 @@ BATCH = 1000  # letters per transaction: a few tens of milliseconds
 PLAN_PAGE = 10_000
 GONE = ("applied", "superseded")  # states whose letters go altogether
 _OLD = {"applied": "prune_applied", "superseded": "prune_superseded", "discarded": "prune_discarded"}
+
+
+Candidate = tuple[int, int, str]  # letter, position, type
 
 
 @dataclass(slots=True)
@@ -85,10 +88,8 @@ def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "") -> 
             "no_mirror": list(what.no_mirror),
         }  # fmt: skip
         operator.audit(tx, "prune", what.subscription or "", target, reason, planned)
-        rows = _chosen(tx, what.subscription)
-    for row in rows:
-        for state in (*GONE, "discarded"):
-            _prune_letters(operator, row, state, what, done)
+    for _ in letter_pieces(operator.store, what, done):
+        pass
     done.events = [prune_events(operator.store, one) for one in plan.events]
     with operator.store.transaction() as tx:
         tx.letters.sieve.prune()
@@ -100,26 +101,36 @@ def _chosen(tx: StoreTx, name: str | None) -> list[Subscribed]:
     return tx.progress.all() if name is None else [find(tx, name)]
 
 
-def _prune_letters(operator: Operator, row: Subscribed, state: str, what: What, done: PrunePlan) -> None:
-    after, more = 0, True
-    while more:
-        with operator.store.transaction() as tx:
-            tx.sql.one("hold", {"subscription": row.id})
-            progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
-            page = _page(tx, row, progress, state, done.before, after, BATCH)
-            going = _going(tx, page, state, asked, what, done)
-            ids = [one[0] for one in going]
-            _count(tx, done, state, ids)
-            if state == "discarded":
-                forget_history(tx, ids)
-            elif ids:
-                counted = sum(1 for one in going if state == "applied" and one[1] > progress.started_from)
-                delete_letters(tx, row.id, ids, applied=counted)
-        more = len(page) == BATCH
-        after = page[-1][0] if page else after
+def letter_pieces(store: Store, what: What, done: PrunePlan) -> Iterator[None]:
+    """Delete letters that were settled before that time, in short transactions; `done` counts them."""
+    with store.reading() as tx:
+        rows = _chosen(tx, what.subscription)
+    for row in rows:
+        for state in (*GONE, "discarded"):
+            after, more = 0, True
+            while more:
+                with store.transaction() as tx:
+                    page = _prune_page(tx, row, state, what, done, after)
+                more = len(page) == BATCH
+                after = page[-1][0] if page else after
+                yield
 
 
-Candidate = tuple[int, int, str]  # letter, position, type
+def _prune_page(
+    tx: StoreTx, row: Subscribed, state: str, what: What, done: PrunePlan, after: int
+) -> Sequence[Candidate]:
+    tx.sql.one("hold", {"subscription": row.id})
+    progress, asked = tx.progress.get(row.id), Asked(tx.progress.filters(row.id))
+    page = _page(tx, row, progress, state, done.before, after, BATCH)
+    going = _going(tx, page, state, asked, what, done)
+    ids = [one[0] for one in going]
+    _count(tx, done, state, ids)
+    if state == "discarded":
+        forget_history(tx, ids)
+    elif ids:
+        counted = sum(1 for one in going if state == "applied" and one[1] > progress.started_from)
+        delete_letters(tx, row.id, ids, applied=counted)
+    return page
 
 
 def _page(

@@ -40,9 +40,21 @@ class EventPlan:
 def plan_events(
     tx: StoreTx, log_name: str, before: float, no_rebuild: Sequence[str], no_mirror: Sequence[str] = ()
 ) -> EventPlan:
-    """Which events of a log may go."""
+    """Which events of a log may go, and how many these are."""
+    plan = limit_events(tx, log_name, before, no_rebuild, no_mirror)
+    where = {"log": plan.number, "upto": plan.upto, "last": plan.last}
+    events = int(tx.sql.value("prune_events_count", where))
+    chosen = [{**where, "subscription": row.id} for row in _readers(tx, log_name)]
+    letters = sum(int(tx.sql.value("prune_events_letters", one)) for one in chosen)
+    return replace(plan, events=events, letters=letters)
+
+
+def limit_events(
+    tx: StoreTx, log_name: str, before: float, no_rebuild: Sequence[str], no_mirror: Sequence[str] = ()
+) -> EventPlan:
+    """Up to where the events of a log may go; none of them is counted."""
     log = _log(tx, log_name)
-    readers = [row for row in tx.progress.all() if row.source == log_name]
+    readers = _readers(tx, log_name)
     last = tx.logs.last(log)
     limits = [
         (tx.logs.last_before(log, round(before * 1e6)), "the events after it are not old enough"),
@@ -52,10 +64,7 @@ def plan_events(
     ]
     upto, why = min(limits, key=lambda limit: limit[0])
     upto = max(upto, 0)
-    where = {"log": log, "upto": upto, "last": last}
-    events = int(tx.sql.value("prune_events_count", where))
-    letters = sum(int(tx.sql.value("prune_events_letters", {**where, "subscription": row.id})) for row in readers)
-    return EventPlan(log_name, log, upto, last, events, letters, why)
+    return EventPlan(log_name, log, upto, last, 0, 0, why)
 
 
 def _limits(tx: StoreTx, log: int, row: Subscribed, before: float, may_forget: bool) -> Iterator[tuple[int, str]]:
@@ -117,9 +126,14 @@ def _log(tx: StoreTx, name: str) -> int:
 
 
 def prune_events(store: Store, plan: EventPlan) -> EventPlan:
-    """Delete them, oldest first, in short transactions; what has come to be needed since stays."""
-    events = letters = 0
-    more = plan.events > 0
+    """Delete them, oldest first; what has come to be needed since stays."""
+    done = list(event_pieces(store, plan)) if plan.events else []
+    return replace(plan, events=sum(one[0] for one in done), letters=sum(one[1] for one in done))
+
+
+def event_pieces(store: Store, plan: EventPlan) -> Iterator[tuple[int, int]]:
+    """The same in short transactions: how many events and letters went in each."""
+    more = True
     while more:
         with store.transaction() as tx:
             _hold(tx, plan.log)
@@ -127,11 +141,8 @@ def prune_events(store: Store, plan: EventPlan) -> EventPlan:
             where = {"log": plan.number, "upto": upto, "last": plan.last, "limit": BATCH}
             positions = [position for (position,) in tx.sql.all("prune_events_page", where)]
             more = len(positions) == BATCH
-            if not positions:
-                break
-            gone, with_them = _delete(tx, plan.number, _readers(tx, plan.log), positions)
-            events, letters = events + gone, letters + with_them
-    return replace(plan, events=events, letters=letters)
+            gone = _delete(tx, plan.number, _readers(tx, plan.log), positions) if positions else (0, 0)
+        yield gone
 
 
 def trim(store: Store, log_name: str, before: float) -> bool:

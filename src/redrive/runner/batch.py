@@ -43,6 +43,7 @@ class Batch:
     rows: list[Row]
     last: int  # everything read up to this position is in the batch, settled, or not asked for
     full: bool = False  # as many rows as may be were read: there are probably more
+    handed: bool = False  # they were not read at all: whether there are more is still to be asked
     failed: tuple[Any, ...] | None = None  # position and error of the one that failed when all ran at once
     alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
 
@@ -65,11 +66,33 @@ class Span:
 
 def next_batch(duty: Duty, tx: StoreTx) -> Batch:
     """The next rows that the filter asks for."""
-    subscription, position = duty.subscription, duty.window.position
     limit = duty.engine.settings.batch_max
-    duty.log_id = duty.log_id or tx.logs.id_of(subscription.source)
-    rows: list[Row] = tx.logs.after(duty.log_id, position, limit)
-    batch = Batch(rows, rows[-1][0] if rows else position, full=len(rows) == limit)
+    duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
+    rows: list[Row] = tx.logs.after(duty.log_id, duty.window.position, limit)
+    return _batch(duty, rows, full=len(rows) == limit)
+
+
+def has_handed(duty: Duty) -> bool:
+    """Is what comes next in memory?"""
+    return bool(duty.engine.handed.after(duty.subscription.source, duty.window.position, 1))
+
+
+def handed_batch(duty: Duty) -> Batch | None:
+    """The same of what has just landed, if it is here."""
+    engine = duty.engine
+    if not duty.log_id:  # it was not there yet when we last looked
+        return None
+    rows = engine.handed.after(duty.subscription.source, duty.window.position, engine.settings.batch_max)
+    if not rows:
+        return None
+    batch = _batch(duty, rows, full=True)
+    batch.handed = True
+    return batch if batch.rows else None
+
+
+def _batch(duty: Duty, rows: list[Row], *, full: bool) -> Batch:
+    subscription = duty.subscription
+    batch = Batch(rows, rows[-1][0] if rows else duty.window.position, full=full)
     if subscription.types and not all(map(subscription.wants, {row[2] for row in rows})):
         batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
     if duty.share.partitions > 1:

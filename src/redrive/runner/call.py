@@ -25,6 +25,7 @@ FRAMES_MAX = 50
 REMEMBERED_MAX = 200  # characters of a message worth remembering until the next attempt
 CAUSES_MAX = 4  # a chain of causes longer than this is a loop
 
+_OURS = globals()
 _SPECIAL = (Verdict, EventError, SystemExit, KeyboardInterrupt)  # nearly all errors are none of these
 
 IsTheWorld = Callable[[BaseException], bool]
@@ -88,9 +89,11 @@ def _places(tb: TracebackType | None) -> Places:
     places = []
     while tb is not None:
         frame = tb.tb_frame
-        module = frame.f_globals.get("__name__", "?")
-        if not (isinstance(module, str) and module.startswith("redrive.")):
-            places.append((frame.f_code.co_filename, frame.f_code.co_name, tb.tb_lineno, str(module)))
+        if frame.f_globals is not _OURS:  # nearly always the outermost is a function of this module
+            module = frame.f_globals.get("__name__", "?")
+            if not (isinstance(module, str) and module.startswith("redrive.")):
+                code = frame.f_code
+                places.append((code.co_filename, code.co_name, tb.tb_lineno, str(module)))
         tb = tb.tb_next
     return tuple(places[-FRAMES_MAX:])
 
@@ -127,11 +130,14 @@ def _cause(error: BaseException) -> BaseException | None:
     return None if error.__context__ is handled else error.__context__
 
 
+def is_plain(error: BaseException) -> bool:
+    """Is it a failure of its event and nothing else: no verdict, no conflict, no request to stop?"""
+    return not isinstance(error, _SPECIAL)
+
+
 def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 0, limit: int = TEXT_MAX) -> Outcome:
     """What an exception means for the event that raised it."""
-    if not isinstance(
-        error, _SPECIAL
-    ):  # CancelledError raised by the function itself is its failure; ours never gets here
+    if is_plain(error):  # CancelledError raised by the function itself is its failure; ours never gets here
         return out.StoreDown(error) if is_the_world(error) else out.Failed(error, describe(error, limit))
     match error:
         case Ignore(reason=reason):
@@ -180,39 +186,54 @@ def attempt_effects(ctx: Ctx) -> tuple[Effects | None, BaseException | None]:
 
 
 def attempt_each(
-    function: Callable[..., Any], events: Sequence[Event[Any]], tx: Tx
+    function: Callable[..., Any], events: Sequence[Event[Any]], tx: Tx, stride: int, begin: Callable[[int], bool]
 ) -> tuple[int, BaseException | None]:
     """Call a projection for one event after the other: how many it took, and what ended it early."""
     done = 0
-    try:
-        for event in events:
-            tx.event = event
-            function(event, tx)
-            done += 1
-    except Escalate:
-        raise
-    except BaseException as error:
-        return done, error
+    for start in range(0, len(events), stride):
+        if not begin(done):
+            break
+        try:
+            for event in events[start : start + stride]:
+                tx.event = event
+                function(event, tx)
+                done += 1
+        except Escalate:
+            raise
+        except BaseException as error:
+            return done, error
     return done, None
 
 
 def attempt_rows(
-    function: Callable[..., Any], rows: Sequence[Row], types: EventTypes, tx: Tx, late: Callable[[], bool]
+    function: Callable[..., Any],
+    rows: Sequence[Row],
+    types: EventTypes,
+    tx: Tx,
+    late: Callable[[], bool],
+    stride: int,
+    begin: Callable[[int], bool],
 ) -> tuple[int, BaseException | None]:
-    """Call a projection for one row after the other, until it raises or it is late: how many, and what it raised."""
+    """Call a projection for one row after the other, until it raises or it is late: how many, and what it raised.
+
+    `begin` is called before each stride, and may end it.
+    """
     done = 0
     event: Event[Any]
-    try:
-        for row in rows:
-            tx.event = event = Event(*row, types)  # type: ignore[call-arg]  # from_row, without the call
-            function(event, tx)
-            done += 1
-            if not done & 15 and late():
-                break
-    except Escalate:
-        raise
-    except BaseException as error:
-        return done, error
+    for start in range(0, len(rows), stride):
+        if not begin(done):
+            break
+        try:
+            for row in rows[start : start + stride]:
+                tx.event = event = Event(*row, types)  # type: ignore[call-arg]  # from_row, without the call
+                function(event, tx)
+                done += 1
+                if not done & 15 and late():
+                    return done, None
+        except Escalate:
+            raise
+        except BaseException as error:
+            return done, error
     return done, None
 
 

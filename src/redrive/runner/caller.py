@@ -68,13 +68,16 @@ class Caller:
         assert work.event is not None
         user.event, self._emitted = work.event, None
         error = attempt(function, work.event, user)
-        if error is not None and not tx.is_undone:
-            if tx.answers() is not None:
-                raise Late
-            self.unless_the_world(error)
+        if error is None:
+            work.outcome = out.APPLIED
+            return True
+        is_undone = tx.is_undone
+        if not is_undone and tx.answers() is not None:
+            raise Late
+        work.outcome = self.outcome(work, error)
+        if not is_undone:
             tx.undo()
-        work.outcome = out.APPLIED if error is None else self.outcome(work, error)
-        return error is None
+        return False
 
     def outcome(self, work: Work, error: BaseException) -> Outcome:
         """What an error means; what is nobody's fault here is raised."""

@@ -46,7 +46,7 @@ class DeliveryLoop(HandlerLoop):
 class Couriers(TaskStaff):
     """A few long-lived tasks that carry events to the sink."""
 
-    settle_after = 0.02  # seconds: requests take longer than calls, and fewer of them share a commit
+    settle_after = 0.05  # seconds: requests take longer than calls, and a commit takes the time of a dozen of them
 
     def __init__(self, loop: Employer, size: int) -> None:
         super().__init__(loop, size)
@@ -110,11 +110,31 @@ class Couriers(TaskStaff):
         """The next events for one call of the sink."""
         works: list[Work] = []
         limit = self.sink.batch_max
+        if self._is_open() and not self.loop.stopping:
+            self._take_freely(works, limit, task)
+            return works
         while len(works) < limit and (work := self._next(task)) is not None:
             works.append(work)
             if self.sink.whole and work.lane is not None and work.head is None and not work.alone:
                 works.extend(self._chain(work, limit - len(works), task))
         return works
+
+    def _is_open(self) -> bool:
+        """Does nothing stand between the works and the sink? Then none of them has to be looked at by itself."""
+        gate = self.loop.work.gate
+        return gate is None or (gate.stands_open and self.loop.work.keys is None)
+
+    def _take_freely(self, works: list[Work], limit: int, task: Any) -> None:
+        """As many as there are: whatever is done here is done for every event."""
+        ready, running, followers = self.desk.ready, self.desk.running, self.desk.take_followers
+        whole, now = self.sink.whole, self._clock()
+        while ready and len(works) < limit:
+            work = ready.popleft()
+            works.append(work)
+            if whole and work.lane is not None and work.head is None and not work.alone:
+                works += followers(work, limit - len(works))
+        for work in works:
+            work.started, work.probe, running[work] = now, False, task
 
     def _next(self, task: Any) -> Work | None:
         gate, ready = self.loop.work.gate, self.desk.ready
@@ -145,9 +165,12 @@ class Couriers(TaskStaff):
         errors = await self._send(works)
         if len(works) > 1 and errors and len(errors) == len(works) and not _is_everybodys(errors[0]):
             errors = await self._send_each(works)
-        failed: dict[str, Outcome] = {}
-        for at, work in enumerate(works):
-            self._put_down(work, errors.get(at), failed)
+        if errors:
+            failed: dict[str, Outcome] = {}
+            for at, work in enumerate(works):
+                self._put_down(work, errors.get(at), failed)
+        else:
+            self._put_down_all(works)
         await self._pace()
 
     async def _pace(self) -> None:
@@ -172,6 +195,20 @@ class Couriers(TaskStaff):
                     if not isinstance(error, Ignore):
                         failed_lanes.add(work.lane)
         return errors
+
+    def _put_down_all(self, works: list[Work]) -> None:
+        """All of them arrived."""
+        running, gate = self.desk.running, self.loop.work.gate
+        for work in works:
+            del running[work]
+            work.outcome = out.APPLIED
+        self.desk.outbox.extend(works)
+        if gate is not None:
+            # To a gate that stands open they all say the same.
+            asked = works[-1:] if self._is_open() else works
+            heard = [gate.called(work) for work in asked]  # each of them is to be heard
+            if any(heard):
+                self._call()
 
     def _put_down(self, work: Work, error: BaseException | None, failed: dict[str, Outcome]) -> None:
         """What came of one; `failed`: lanes of which one before it, in the same list, was not delivered."""

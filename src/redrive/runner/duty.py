@@ -7,7 +7,7 @@ lease. Nothing in here is the truth; the store is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +25,7 @@ from redrive.policy.outcome import Crashed, Outcome
 from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
 from redrive.runner.call import find_key
+from redrive.runner.handed import Handed
 from redrive.settings import Settings
 from redrive.store.identity import identity
 from redrive.store.keyed import Keyed
@@ -54,6 +55,7 @@ class Engine:
     request_stop: Callable[[str], None]
     appended: Callable[[str], None]  # wake whoever reads this log
     worker: str
+    handed: Handed = field(default_factory=Handed)
 
 
 class Tried(NamedTuple):
@@ -132,6 +134,7 @@ class Duty:
         env = self.engine.env
         row = tx.progress.member(self.member)
         self.log_id = tx.logs.id_of(self.subscription.source)
+        self.engine.handed.forget(self.subscription.source)
         self.emitter = Emitter(identity(tx, self.row), self.engine.types, env, self.subscription.outboxes)
         self._check_anchor(tx, row.position, row.anchor)
         self._check_declared(tx)

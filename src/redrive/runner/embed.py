@@ -14,7 +14,7 @@ from redrive.observe.tracing import is_tracing, with_spans
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Engine
 from redrive.runner.enroll import enroll
-from redrive.runner.healing import Heal
+from redrive.runner.healing import Heal, Steps
 from redrive.runner.supervise import Supervisor
 from redrive.runner.trimming import Trim
 from redrive.sinks.port import Sink
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def supervised(
-    runtime: Runtime, subscriptions: Iterable[Subscription], lifespan: Callable[[], Any], heal: Heal, trim: Trim
+    runtime: Runtime,
+    subscriptions: Iterable[Subscription],
+    lifespan: Callable[[], Any],
+    heal: Heal,
+    trim: Trim,
+    upkeep: Steps | None,
 ) -> AsyncIterator[Supervisor]:
     """Enrol the subscriptions, enter the lifespan, and hand over a supervisor that is woken by this process."""
     loop = asyncio.get_running_loop()
@@ -49,7 +54,7 @@ async def supervised(
     work = enroll(engine, subscriptions)
     sinks = [subscription.sink for subscription, _ in work.values() if subscription.sink is not None]
     async with entered(lifespan()) as runtime.deps, opened(sinks):
-        supervisor = Supervisor(engine, Bridge(runtime.store), work, heal, trim, threads=not runtime.inline)
+        supervisor = Supervisor(engine, Bridge(runtime.store), work, heal, trim, upkeep, threads=not runtime.inline)
         stoppable.append(supervisor)
         runtime.read_by(supervisor.appended, loop)
         runtime.supervisor = supervisor

@@ -17,16 +17,20 @@ from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty
+from redrive.runner.handed import Landed
 from redrive.runner.loop import Loop
 from redrive.runner.turns import BEHIND_MAX, Turn
 from redrive.runner.wake import Wake
-from redrive.sources.port import Message, Positions, Reader, Source
+from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.sources.refusal import ID_COLLISION, refused
 from redrive.store import landed
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
 READ_MAX = 1_000  # messages in one transaction
+# While there is a backlog of small ones, so many times as many: a commit costs less, and pages of the index on the keys
+# are written once per transaction. More would let what has landed pile up faster than it is applied, and leave memory.
+MORE, SMALL_BYTES = 2, 1_000
 # Seconds for which a read may block: a stop waits for it. Short at first: who stops when idle, stops soon after.
 WAIT_MIN, WAIT_MAX = 0.01, 0.2
 WARY_BATCHES = 100  # where one message came again, others will
@@ -38,7 +42,7 @@ log = logging.getLogger("redrive")
 class Read(NamedTuple):
     """What was read, and what says whether it has landed, if that is under way already."""
 
-    messages: Sequence[Message]
+    messages: Sequence[Message | Plain]
     starts: Positions
     landed: asyncio.Future[bool] | None
 
@@ -66,7 +70,12 @@ class Landing:
         with self.duty.engine.store.reading(snapshot=False) as tx:
             self.duty.refresh(tx)
 
-    def land(self, messages: Sequence[Message], starts: Positions) -> bool:
+    def rest(self) -> None:
+        """There was nothing for a while: whoever reads the log has read it."""
+        self.duty.engine.handed.forget(self.duty.subscription.source)
+        self.look()
+
+    def land(self, messages: Sequence[Message | Plain], starts: Positions) -> bool:
         """What is new of these, and how far we are. False: there is a pause."""
         wary, self._wary = self._wary, max(0, self._wary - 1)
         try:
@@ -75,7 +84,7 @@ class Landing:
             self._wary = WARY_BATCHES
         return self._land(messages, starts, is_wary=True)
 
-    def _land(self, messages: Sequence[Message], starts: Positions, *, is_wary: bool) -> bool:
+    def _land(self, messages: Sequence[Message | Plain], starts: Positions, *, is_wary: bool) -> bool:
         """One transaction: the fence, the events, how far we are."""
         duty, engine = self.duty, self.duty.engine
         to = {**self.positions, **starts, **{message.partition: message.position for message in messages}}
@@ -86,7 +95,8 @@ class Landing:
             if paused:
                 duty.paused = True
                 return False
-            position, events = self._append(tx, messages, is_wary=is_wary)
+            added, events = self._append(tx, messages, is_wary=is_wary)
+            position = added.position
             landed.move(tx.sql, duty.id, to)
             now, last = engine.env.clock.now(), events[-1] if events else None
             tx.progress.advance(
@@ -100,26 +110,31 @@ class Landing:
         hit("land.committed")
         duty.window.position = duty.window.cursor = self._versions.upto = position
         duty.settled_at, self.positions = now, to
+        if added.rows:
+            engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
         if events:
             engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
             engine.appended(duty.subscription.source)
         return True
 
-    def _append(self, tx: StoreTx, messages: Sequence[Message], *, is_wary: bool) -> tuple[int, Sequence[NewEvent]]:
-        """The last position, and the events that were new: nearly always all, which writing them shows soonest."""
+    def _append(
+        self, tx: StoreTx, messages: Sequence[Message | Plain], *, is_wary: bool
+    ) -> tuple[landed.Appended, Sequence[landed.Fields]]:
+        """What was added, and the events that were new: nearly always all, which writing them shows soonest."""
         duty, log = self.duty, self.duty.subscription.source
-        events = self._new(tx, messages) if is_wary else [message.event for message in messages]
-        if not events:
-            return duty.window.position, events
         if is_wary:
-            rows: list[Row] = tx.logs.append(log, events)[0]
-            return rows[-1][0], events
-        position, are_new = landed.append_new(tx.logs, tx.sql, log, events, self._versions)
-        if not are_new:
+            new = self._new(tx, messages)
+            rows: list[Row] = tx.logs.append(log, new)[0] if new else []
+            return landed.Appended(rows[-1][0] if rows else duty.window.position, 0, []), new
+        events: list[landed.Fields] = [m if type(m) is Plain else m.event for m in messages]
+        if not events:
+            return landed.Appended(duty.window.position, 0, []), events
+        added = landed.append_new(tx.logs, tx.sql, log, events, self._versions)
+        if added is None:
             raise Repeated
-        return position, events
+        return added, events
 
-    def _new(self, tx: StoreTx, messages: Sequence[Message]) -> list[NewEvent]:
+    def _new(self, tx: StoreTx, messages: Sequence[Message | Plain]) -> list[NewEvent]:
         """The events that the log does not hold yet."""
         duty = self.duty
         duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source, create=True)
@@ -223,9 +238,13 @@ class LandingLoop(Loop):
         self._wait = WAIT_MIN if self._thread is not None and len(messages) < READ_MAX else 0.0
         self._cursor |= {**starts, **{message.partition: message.position for message in messages}}
         # A few may be all there is, or say that something is lost: let them land first.
-        if len(messages) >= READ_MAX == self._read_max:
+        if len(messages) >= READ_MAX and self._turn is None:
+            are_small = sum(map(_size, messages)) <= SMALL_BYTES * len(messages)
+            self._read_max = MORE * READ_MAX if are_small else READ_MAX
             self._ahead = self._read(reader)
             self._ahead.add_done_callback(_heard)
+        elif self._turn is None:
+            self._read_max = READ_MAX
         has_landed = await (landing or self.bridge.run(lambda: self.landing.land(messages, starts)))
         if has_landed and self.source.acknowledges:
             await self._ask(lambda: reader.settled(messages))
@@ -233,12 +252,14 @@ class LandingLoop(Loop):
     async def _had_nothing(self) -> None:
         if self._thread is None:
             await self.rest(True, self.pause_length())
+        elif not self.idle and self._wait > 0:
+            self._wait = 0.0  # nothing has come in time; only who does not wait is told whether there is anything
         elif not self.idle:
             self.idle, self._wait = True, WAIT_MIN
             self.on_idle()
         else:
             self._wait = min(2 * self._wait, WAIT_MAX)
-            await self.bridge.run(self.landing.look)
+            await self.bridge.run(self.landing.rest)
 
     def _read(self, reader: Reader) -> asyncio.Future[Read]:
         """Begin to read. What was waited for lands at once: to wake us first would take as long as writing it."""
@@ -265,6 +286,10 @@ class LandingLoop(Loop):
 
 async def _answer(question: Callable[[], T]) -> T:
     return question()
+
+
+def _size(message: Message | Plain) -> int:
+    return len(message.data_raw if type(message) is Plain else message.event.data_raw)
 
 
 def _heard(future: asyncio.Future[Any]) -> None:

@@ -19,7 +19,7 @@ from redrive.policy import action as act
 from redrive.policy.action import Action
 from redrive.policy.lanes import Head
 from redrive.runner.at_once import try_at_once
-from redrive.runner.batch import Batch, Nothing, Span, Turn, next_batch
+from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, has_handed, next_batch
 from redrive.runner.call import attempt
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
@@ -30,7 +30,9 @@ from redrive.runner.sweep import Events, Rows
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
-TURNS_TIME_MAX = 0.03  # seconds; a lease, a stop and a signal want to be looked at in between
+# Seconds. A lease and letters that are due want to be looked at in between; but dead letters of all turns share a sync.
+TURNS_TIME_MAX = 0.1
+ASIDE_SHARE = 1.5  # of `batch_time_max`: when what was put aside is late, too; a slow batch leaves it no other time
 LETTERS_MAX = 500  # lanes retried per transaction
 
 Failed = list[tuple[Work, Action]]
@@ -54,7 +56,9 @@ class Projector:
         until = clock.monotonic() + TURNS_TIME_MAX
         try:
             turn = self.turn()
-            while turn.goes_on and clock.monotonic() < until and not store.is_wanted and not stopping():
+            while turn.goes_on and clock.monotonic() < until and not stopping():
+                if store.is_wanted and not has_handed(self.duty):  # what is in memory would have to be read later
+                    break
                 turn = self.turn(letters=False)
         except RedriveError:  # what was committed before it is to be told all the same
             self._announce()
@@ -65,14 +69,9 @@ class Projector:
     def turn(self, *, letters: bool = True) -> Turn:
         """Due letters first, then the next batch."""
         turn, duty = Turn(), self.duty
-        with duty.engine.store.reading(snapshot=False) as tx:
-            batch = None if duty.paused or duty.controls else next_batch(duty, tx)
-            if batch is None or not batch.rows or self._is_blocked:  # else settling looks, before anything is done
-                duty.refresh(tx)
-                if duty.paused or duty.controls:
-                    batch = None
-                elif batch is None:
-                    batch = next_batch(duty, tx)
+        batch = None if duty.paused or duty.controls or self._is_blocked else handed_batch(duty)
+        if batch is None:
+            batch = self._read()
         if duty.controls:
             perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
             with duty.engine.store.reading() as tx:
@@ -92,6 +91,19 @@ class Projector:
             with suppress(Nothing):
                 self._with_care(lambda: self._take_in(batch, turn), turn)
         return turn
+
+    def _read(self) -> Batch | None:
+        """From the log; None if there is a pause, or an operator asks for something."""
+        duty = self.duty
+        with duty.engine.store.reading(snapshot=False) as tx:
+            batch = None if duty.paused or duty.controls else next_batch(duty, tx)
+            if batch is None or not batch.rows or self._is_blocked:  # else settling looks, before anything is done
+                duty.refresh(tx)
+                if duty.paused or duty.controls:
+                    batch = None
+                elif batch is None:
+                    batch = next_batch(duty, tx)
+        return batch
 
     @property
     def _is_blocked(self) -> bool:
@@ -159,6 +171,8 @@ class Projector:
                 raise Nothing
             self._caller.escalate_if_swallowed()
             settling.finish(last, (row[0] for row in batch.rows[:ran]))
+            if batch.handed:  # who appends later rings later; whoever has rung already may have appended behind them
+                batch.full = tx.logs.last(duty.log_id) > batch.last
             hit("batch.before_commit")
         hit("batch.committed")
         self._after(settling, started)
@@ -184,8 +198,8 @@ class Projector:
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
         at_once = plain and self._pace.next_batch()
 
-        def late() -> bool:
-            return clock.monotonic() - started > limit
+        def late(share: float = 1.0) -> bool:
+            return clock.monotonic() - started > share * limit
 
         while done < len(batch.rows) and not turn.lane_full:
             if plain and not settling.parking:
@@ -200,7 +214,7 @@ class Projector:
         return done
 
     def _run_rows(
-        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[[], bool], *,
+        self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[..., bool], *,
         at_once: bool,
     ) -> tuple[int, Failed]:  # fmt: skip
         """Nothing is parked, nobody follows anybody: how far it went, and which of them failed."""
@@ -210,6 +224,7 @@ class Projector:
             ran = attempt_all(tx, self._caller.callee(tx), rows, sweep)
         else:
             ran = isolate(tx, self._caller.callee(tx), rows, self._pace, sweep)
+        sweep.end(lambda: late(ASIDE_SHARE))
         if ran:
             last = from_row(rows[ran - 1], self.duty.engine.types)
             settling.commit_events(ran - len(sweep.failed), last)

@@ -312,7 +312,8 @@ class Settling:
         effects = work.effects
         if effects is None:
             return
-        self._run(effects.statements, self.tx)
+        if effects.statements:
+            self._run(effects.statements, self.tx)
         for emission in effects.emissions:
             if together and emission.event.expected_version is None:
                 self._queue_emission(work.position, emission)
@@ -339,8 +340,10 @@ class Settling:
         return position <= self.quiet_until and position not in self.duty.unheard
 
     def _queue_emission(self, position: int, emission: Emission) -> None:
-        if not self.is_quiet(position):
-            self._emissions.setdefault(emission.log, []).append(emission.event)
+        if not (self.quiet_until and self.is_quiet(position)):
+            if (queued := self._emissions.get(emission.log)) is None:
+                queued = self._emissions[emission.log] = []
+            queued.append(emission.event)
 
     def write_together(self) -> bool:
         """Write what was queued; False if a keyed state moved, and each must be settled by itself."""

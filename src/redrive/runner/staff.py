@@ -20,7 +20,7 @@ from redrive.runner.handle import Handling
 from redrive.runner.wake import Wake
 
 SETTLE_AT = 1000  # outcomes worth a commit of their own while there is more to call
-SETTLE_AFTER = 0.01  # seconds an outcome may wait for company
+SETTLE_AFTER = 0.02  # seconds an outcome may wait for company: a thousand calls that emit take longer than ten ms
 YIELD_EVERY = 250  # calls between two turns of the event loop: others want to run too; SETTLE_AT is a multiple
 YIELD_AFTER = 0.01  # seconds between two of them, if calls take longer
 

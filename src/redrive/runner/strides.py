@@ -8,7 +8,7 @@ single call, a failure costs nothing of the kind, and what follows goes on befor
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -57,11 +57,19 @@ class Pace:
         self.be_wary()
 
 
+Begin = Callable[[int], bool]
+
+
 class Calls(Protocol[T_contra]):
     """Calls of a function for one thing after the other, and who hears how they end."""
 
-    def run(self, function: Function, things: Sequence[T_contra]) -> tuple[int, BaseException | None, bool]:
-        """How many went well, what the next one raised, and whether nothing is left of that call."""
+    def run(
+        self, function: Function, things: Sequence[T_contra], stride: int, begin: Begin
+    ) -> tuple[int, BaseException | None, bool]:
+        """How many went well, what the next one raised, and whether nothing is left of that call.
+
+        `begin` is called before each stride, and told how many went well before it; False: there is to be none.
+        """
         ...
 
     def look(self, error: BaseException) -> None:
@@ -94,8 +102,8 @@ def attempt_all(tx: StoreTx, function: Function, things: Sequence[Any], calls: C
 
     A failure that cannot be taken back is raised: all is to be run again.
     """
-    section = _Section(tx, function, things, calls)
-    section.run(len(things), savepoints=False)
+    section = _Section(tx, function, things, calls, savepoints=False)
+    section.run(len(things))
     if tx.answers() is not None:
         raise OneFailed
     if section.error is not None:
@@ -138,10 +146,13 @@ def isolate(tx: StoreTx, function: Function, things: Sequence[T], pace: Pace, ca
 class _Section(Generic[T]):
     """Calls made in a row, stride after stride, without waiting for the answers."""
 
-    def __init__(self, tx: StoreTx, function: Function, things: Sequence[T], calls: Calls[T]) -> None:
-        self._tx, self._things, self._calls = tx, things, calls
+    def __init__(
+        self, tx: StoreTx, function: Function, things: Sequence[T], calls: Calls[T], *, savepoints: bool = True
+    ) -> None:
+        self._tx, self._things, self._calls, self._savepoints = tx, things, calls, savepoints
         self._callee = tx.pipelined(function)
         self._points: list[tuple[int, int, bool]] = []  # calls made before, first thing behind, that one's retries
+        self._is_open = False  # is there a savepoint?
         self.ran = 0
         self.error: BaseException | None = None  # of the next, which was not undone
 
@@ -155,22 +166,34 @@ class _Section(Generic[T]):
         made, start, retries = self._points[bisect_right(self._points, call, key=lambda point: point[0]) - 1]
         return start, start if retries else start + call - made
 
-    def run(self, stride: int, *, savepoints: bool = True) -> None:
+    def run(self, stride: int) -> None:
         """Until one fails that cannot be taken back, or must not be passed, or it is late."""
-        tx, calls, things = self._tx, self._calls, self._things
-        while self.ran < len(things) and not (self.ran and calls.is_late()):
-            self._points.append((tx.calls, self.ran, False))
-            if savepoints:
-                tx.savepoint()
-            good, error, undone = calls.run(self._callee, things[self.ran : self.ran + stride])
+        calls, things, goes_on = self._calls, self._things, True
+        while goes_on and self.ran < len(things) and not (self.ran and calls.is_late()):
+            rest = things[self.ran :] if self.ran else things
+            good, error, undone = calls.run(self._callee, rest, stride, self._begin)
             self.ran += good
             if error is not None and not undone:
                 self.error = error
                 return
-            if savepoints:
-                tx.keep()
-            if error is not None and not self._fails(error):
-                return
+            self._keep()
+            goes_on = error is None or self._fails(error)
+
+    def _begin(self, good: int) -> bool:
+        """A savepoint before the next stride, unless it is late."""
+        if good and self._calls.is_late():
+            return False
+        self._keep()
+        self._points.append((self._tx.calls, self.ran + good, False))
+        if self._savepoints:
+            self._tx.savepoint()
+            self._is_open = True
+        return True
+
+    def _keep(self) -> None:
+        if self._is_open:
+            self._tx.keep()
+            self._is_open = False
 
     def _fails(self, error: BaseException) -> bool:
         """One was taken back. May those behind it be called?"""
@@ -194,7 +217,7 @@ def _again(
 ) -> tuple[int, BaseException | None]:
     """Those before the one that failed again; then that one, if what it `found` is not known, waiting for answers."""
     while before:  # what succeeded once may fail the second time
-        good, error, _ = calls.run(tx.pipelined(function), before)
+        good, error, _ = calls.run(tx.pipelined(function), before, len(before), _go)
         culprit = tx.answers()
         if culprit is None and error is None:
             break
@@ -208,9 +231,14 @@ def _again(
     if found is not None:
         return len(before), found
     tx.savepoint()
-    good, found, _ = calls.run(tx.checked(function), suspect)
+    good, found, _ = calls.run(tx.checked(function), suspect, 1, _go)
     if found is not None:
         calls.look(found)
         tx.undo()
     tx.keep()
     return len(before) + good, found
+
+
+def _go(good: int) -> bool:
+    """One stride, behind a savepoint of the caller's."""
+    return True

@@ -14,13 +14,14 @@ from functools import partial
 from typing import NamedTuple
 
 from redrive.errors import CommitUnknown, Fenced, Halted, NotBegun, StoreError, is_conflict
+from redrive.mirrors.port import LETTERS
 from redrive.observe import signals as sig
 from redrive.policy.lease import Lease
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge
 from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
-from redrive.runner.healing import Heal, Healing
+from redrive.runner.healing import Heal, Healing, Steps
 from redrive.runner.land import LandingLoop
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
 from redrive.runner.mirror import MirrorLoop
@@ -35,6 +36,7 @@ log = logging.getLogger("redrive")
 
 STANDBY = "standby"
 LEAVE_SECONDS_MAX = 1.0
+UPKEEP_EVERY = 60.0  # seconds between two looks, at most: a clock may have been set
 AGAIN_MAX = {True: 1, False: 10}  # connections lost, and conflicts, within a lease, before we call it a halt
 
 
@@ -56,6 +58,7 @@ class Supervisor:
         work: Mapping[str, tuple[Subscription, Subscribed]],
         heal: Heal,
         trim: Trim,
+        upkeep: Steps | None = None,
         *,
         threads: bool = True,
     ) -> None:
@@ -72,8 +75,8 @@ class Supervisor:
         self.loops: dict[str, Loop] = {}
         self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
         self.stopping = False
-        self.healing: dict[str, Healing] = {}  # of subscriptions whose first partition is ours
-        self._heal, self._trim, self._threads = heal, trim, threads
+        self.healing: dict[str, Healing] = {}  # of subscriptions whose first partition is ours; "" is pruning
+        self._heal, self._trim, self._upkeep, self._threads = heal, trim, upkeep, threads
         self._settled = asyncio.Event()
         self._stop_asked = asyncio.Event()
 
@@ -81,7 +84,8 @@ class Supervisor:
 
     def appended(self, log_name: str) -> None:
         """Events were appended, or scheduled: wake whoever reads that log."""
-        self.scheduler.wake.ring()
+        if log_name != LETTERS:  # a letter schedules nothing, and a look would end the hop of who writes them
+            self.scheduler.wake.ring()
         for post, (subscription, _, _) in self.posts.items():
             if subscription.source == log_name:
                 self.wakes[post].ring()
@@ -112,10 +116,11 @@ class Supervisor:
         scheduling = asyncio.create_task(self._schedule_on())
         keepers = [asyncio.create_task(self._keep(post), name=f"redrive {post}") for post in self.posts]
         try:
-            if until_idle:
-                await self._wait_idle()
-                self.stop("idle")
-            await self._stop_asked.wait()
+            async with self._kept_up():
+                if until_idle:
+                    await self._wait_idle()
+                    self.stop("idle")
+                await self._stop_asked.wait()
             await self._wind_down(keepers)
         finally:
             for task in (watcher, beating, scheduling, *keepers):
@@ -272,7 +277,20 @@ class Supervisor:
             return
         wakes = [self.wakes[other] for other, one in self.posts.items() if one.subscription.name == name]
         steps, every = self._heal(duty, duty.subscription.replay), self.engine.settings.poll_max
-        healing = Healing(steps, self.bridge, wakes, every)
+        async with self._beside(name, Healing(steps, self.bridge, wakes, every)):
+            yield
+
+    @asynccontextmanager
+    async def _kept_up(self) -> AsyncIterator[None]:
+        """What is old is pruned meanwhile, where settings or the program ask for it."""
+        if self._upkeep is None:
+            yield
+            return
+        async with self._beside("", Healing(self._upkeep, self.bridge, (), UPKEEP_EVERY)):
+            yield
+
+    @asynccontextmanager
+    async def _beside(self, name: str, healing: Healing) -> AsyncIterator[None]:
         healing.on_idle = self._settled.set
         self.healing[name] = healing
         task = asyncio.create_task(self._heal_on(healing), name=f"redrive healing {name}")
@@ -284,12 +302,12 @@ class Supervisor:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _heal_on(self, healing: Healing) -> None:
-        """Replay by itself, and again after whatever ends it: nothing of it stops the subscription."""
+        """Replay or prune by itself, and again after whatever ends it: nothing of it stops a subscription."""
         while True:
             try:
                 await healing.run()
             except Exception:
-                log.exception("automatic replay stopped by a bug; it is tried again")
+                log.exception("what goes on by itself was stopped by a bug; it is tried again")
                 await asyncio.sleep(self.engine.settings.halt_wait_max)
 
     @asynccontextmanager

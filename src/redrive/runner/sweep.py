@@ -15,9 +15,10 @@ from redrive.policy import action as act
 from redrive.policy.action import Action
 from redrive.runner.at_once import try_at_once
 from redrive.runner.batch import Batch
-from redrive.runner.call import attempt_each, attempt_rows
+from redrive.runner.call import attempt_each, attempt_rows, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.duty import Work
+from redrive.runner.strides import Begin
 from redrive.store.port import Function, StoreTx
 from redrive.store.sql import Row
 
@@ -66,18 +67,45 @@ class Rows(Sweep[Row]):
         """`ends`: is it so late that a run ends in the middle?"""
         super().__init__(caller, tx, user, batch, is_late)
         self._ends = ends
+        self._aside: list[tuple[Row, BaseException]] = []
+        # Where a statement is a round trip, attempts are made among the others, which nobody waits for.
+        self._puts_aside = caller.duty.subscription.order == "none" and not tx.sql.is_far
 
-    def run(self, function: Function, rows: Sequence[Row]) -> tuple[int, BaseException | None, bool]:
+    def run(
+        self, function: Function, rows: Sequence[Row], stride: int, begin: Begin
+    ) -> tuple[int, BaseException | None, bool]:
         """Call for each row."""
         known, found = self._batch.failed, None
         if known is not None and rows[0][0] <= known[0] <= rows[-1][0]:  # this attempt was made, and counts
             found = known[1]
             rows = [row for row in rows if row[0] < known[0]]
         self._caller.begin()
-        good, error = attempt_rows(function, rows, self._caller.duty.engine.types, self._user, self._ends)
+        types = self._caller.duty.engine.types
+        good, error = attempt_rows(function, rows, types, self._user, self._ends, stride, begin)
         if error is None and good == len(rows) and found is not None:
             return good, found, True
         return good, error, self._tx.is_undone
+
+    def fails(self, row: Row, error: BaseException, function: Function) -> bool:
+        """Nothing waits for it, and it has failed for sure: what is to be done about it can wait for the others."""
+        if self._puts_aside and is_plain(error):
+            self._aside.append((row, error))
+            return True
+        return super().fails(row, error, function)
+
+    def forget(self, row: Row) -> None:
+        """What was decided about this one and those behind it is void."""
+        self._aside = [(one, error) for one, error in self._aside if one[0] < row[0]]
+        super().forget(row)
+
+    def end(self, is_late: Callable[[], bool]) -> None:
+        """Decide about those that were put aside, one after the other: code that ran a moment ago runs fast."""
+        if self._aside:
+            self.is_late = is_late
+            function = self._tx.checked(self._caller.callee(self._tx))
+            for row, error in self._aside:
+                super().fails(row, error, function)
+            self.failed.sort(key=lambda failed: failed[0].position)
 
     def _work(self, row: Row) -> Work:
         return self._caller.duty.work(from_row(row, self._caller.duty.engine.types))
@@ -88,14 +116,16 @@ class Events(Sweep[Event[Any]]):
 
     _again = False
 
-    def run(self, function: Function, events: Sequence[Event[Any]]) -> tuple[int, BaseException | None, bool]:
+    def run(
+        self, function: Function, events: Sequence[Event[Any]], stride: int, begin: Begin
+    ) -> tuple[int, BaseException | None, bool]:
         """Call for each event."""
         if self._again:
             for event in events:  # the function must not see its own changes
                 event.forget()
         self._again = True
         self._caller.begin()
-        good, error = attempt_each(function, events, self._user)
+        good, error = attempt_each(function, events, self._user, stride, begin)
         return good, error, self._tx.is_undone
 
     def _work(self, event: Event[Any]) -> Work:

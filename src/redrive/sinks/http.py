@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from datetime import UTC
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from redrive.clock import SystemClock
 from redrive.errors import RetryLater, UsageError
@@ -67,8 +68,7 @@ class NoAnswer(TimeoutError):
     """No answer in time. It may have been delivered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What came back. `headers` are found in any case; `complete` is False where the body was cut, endless or late."""
 
     status: int

@@ -15,7 +15,7 @@ from typing import Any
 from redrive import cloudevents
 from redrive.errors import UsageError
 from redrive.event import Event
-from redrive.sinks.batching import batch_options, prepare
+from redrive.sinks.batching import batch_options
 from redrive.sinks.port import Sink
 from redrive.sinks.rotation import LineFile, rotation
 
@@ -40,11 +40,10 @@ class Lines(Sink):
 
     def _send(self, events: Sequence[Event[Any]]) -> None:
         source = cloudevents.source_of(self.log) if self._source is None else self._source
-        lines, errors = prepare(events, lambda event: cloudevents.encode(event, source) + b"\n")
-        if errors:
-            raise next(iter(errors.values()))
+        encode = cloudevents.encode
+        block = b"\n".join([*[encode(event, source) for event in events], b""])
         with self._writing:
-            self._write(b"".join([line for _, line in lines]))
+            self._write(block)
 
     def _write(self, block: bytes) -> None:
         raise UsageError(f"{type(self).__name__} has no _write(block)")

@@ -63,7 +63,9 @@ class Webhook(HttpSink):
             address = self._address(event)
             mine, hidden = self._mine(event)
             headers, body = self._message(event, mine)
-            await self.post(address, headers, body, hidden)
+            answer = await self.request("POST", address, headers, body)  # `post`, without the call: each event comes by
+            if not answer.ok:
+                raise failure(address, answer, now=_clock.now(), hidden=hidden)
 
     def target(self, event: Event[Any]) -> str:
         """The origin that the event goes to, unless a function was given that says better."""

@@ -38,6 +38,7 @@ class Log:
     """
 
     outbox: str | None = None  # brokers have one; looked at for every emission
+    retention: float | None = None  # seconds that its events are kept; None: for ever
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.name = name

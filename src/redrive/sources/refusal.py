@@ -16,7 +16,7 @@ import msgspec
 from redrive.codec import to_json
 from redrive.errors import Refused
 from redrive.event import Event, NewEvent
-from redrive.sources.port import Message
+from redrive.sources.port import Message, Plain
 
 SCHEMA: Final = 0
 UNDECODABLE, ID_COLLISION, LOST = "undecodable", "id_collision", "lost_at_source"
@@ -37,7 +37,7 @@ def refusal(
     return NewEvent(id, type, key, SCHEMA, time_us, None, to_json(msgspec.to_builtins(said)))
 
 
-def refused(event: NewEvent, message: Message, reason: str, text: str) -> NewEvent:
+def refused(event: NewEvent, message: Message | Plain, reason: str, text: str) -> NewEvent:
     """A message in the place of whose event stands why it is none. It has an id of its own: that of its place."""
     place = message.position.partition(";")[0]  # what a reader notes behind it is another the next time
     where = f"{event.id[:100]}@{message.partition}/{place}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from redrive.codec import from_json, to_json
-from redrive.event import NewEvent
+from redrive.event import Stored
 from redrive.store.append import Names
 from redrive.store.sql import Row, Sql
 
@@ -30,45 +31,72 @@ def known(sql: Sql, log: int, ids: Sequence[str]) -> dict[str, Row]:
     return {row[0]: row[1:] for row in rows}
 
 
+class Fields(Stored, Protocol):
+    """What is stored of an event that comes from elsewhere: it has data."""
+
+    @property
+    def data_raw(self) -> bytes: ...
+
+
 class Versions:
     """The last version of each key of a log, for as long as nobody else appends to it."""
 
-    __slots__ = ("_known", "upto")
+    __slots__ = ("_known", "above", "upto")
 
     def __init__(self) -> None:
         self.upto = -1  # the last position that they include
+        self.above = 0  # the last one when they were last asked for
         self._known: dict[str, int] = {}
 
-    def of(self, sql: Sql, log: int, keys: set[str]) -> dict[str, int]:
-        """At least those of these keys, to be counted on; None of it holds if the transaction does not commit."""
-        if self.upto != sql.value("log_last", (log,)) or len(self._known) > KEYS_MAX:
+    def of(self, sql: Sql, log: int, keys: set[str], last: int) -> dict[str, int]:
+        """At least those of these keys, to be counted on; None of it holds if the transaction does not commit.
+
+        `last`: the last position of the log now.
+        """
+        self.above = last
+        if self.upto != last or len(self._known) > KEYS_MAX:
             self._known = {}
         if new := keys - self._known.keys():
             self._known |= from_json(sql.value("key_versions", (log, to_json([*new]).decode())))
         self.upto = -1
         return self._known
 
+    def counted(self, upto: int, others: Iterable[str | None]) -> None:
+        """They hold up to this position, but for these keys, which others have counted on."""
+        self.upto = upto
+        for key in others:
+            self._known.pop(key, None)  # type: ignore[arg-type]
 
-def append_new(
-    names: Names, sql: Sql, log_name: str, events: Sequence[NewEvent], versions: Versions
-) -> tuple[int, bool]:
-    """Append events that the log should not hold yet. The last position, and whether it held none of them.
 
-    If it did, some are missing: the transaction is to be rolled back, and each of them looked at.
+class Appended(NamedTuple):
+    """The last position, and the rows, if they are known: all that lies above another position up to that one."""
+
+    position: int
+    above: int
+    rows: list[Row]
+
+
+def append_new(names: Names, sql: Sql, log_name: str, events: Sequence[Fields], versions: Versions) -> Appended | None:
+    """Append events that the log should not hold yet.
+
+    None if it holds one of them: then some are missing, the transaction is to be rolled back, and each looked at.
     """
     log = names.id_of(log_name, create=True)
     sql.claim((log,))
     keys = {event.key for event in events}
     keys.discard(None)
-    last = versions.of(sql, log, keys)  # type: ignore[arg-type]
+    last = versions.of(sql, log, keys, sql.value("log_last", (log,)))  # type: ignore[arg-type]
     rows: list[Row] = []
-    for id, kind, key, schema, time_us, headers, data, _, _, _, _ in events:
-        version = None
+    for e in events:
+        version, key = None, e.key
         if key is not None:
             version = last[key] = last[key] + 1
-        rows.append((log, id, kind, key, version, schema, time_us, headers, data))
+        rows.append((log, e.id, e.type, key, version, e.schema, e.time_us, e.headers_raw, e.data_raw))
     if sql.put_all("event_land", rows) != len(rows):
-        return 0, False
+        return None
     position: int = sql.value("log_last", (log,))
     names.spans.passed(position)
-    return position, True
+    if sql.is_far:  # others may number theirs in between, and a server may come back without what it has committed
+        return Appended(position, versions.above, [])
+    first = position - len(rows) + 1
+    return Appended(position, versions.above, [(at, *row[1:]) for at, row in enumerate(rows, first)])

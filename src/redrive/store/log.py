@@ -11,10 +11,9 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from redrive.event import WITHDRAWN, Event, NewEvent
 from redrive.store.append import append_all
+from redrive.store.landed import Versions
 from redrive.store.scheduled import taken_back, waiting_row
 from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
@@ -30,7 +29,7 @@ EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gai
 class Logs:
     """Append to and read from the logs of one store."""
 
-    __slots__ = ("_created", "_dense", "_ids", "_sql", "spans")
+    __slots__ = ("_created", "_dense", "_ids", "_sql", "_versions", "spans")
 
     def __init__(self, sql: Sql, spans: Spans | None = None) -> None:
         self._sql = sql
@@ -38,6 +37,7 @@ class Logs:
         self._created: set[str] = set()  # by a transaction that may still be rolled back
         self.spans = spans or Spans(sql)
         self._dense: set[int] = set()  # logs that filled most of the table where they were read last
+        self._versions: dict[int, Versions] = {}  # of the logs that emissions go to
 
     def id_of(self, name: str, *, create: bool = False) -> int:
         """The log's number; 0 for a log that has no events yet and may not be created now."""
@@ -59,6 +59,8 @@ class Logs:
         """
         for name in () if committed else list(self._created if self._sql.is_far else self._ids):
             self._ids.pop(name, None)
+        if not committed:
+            self._versions.clear()
         self._created.clear()
 
     def append(self, log_name: str, events: Sequence[NewEvent]) -> tuple[list[Row], bool]:
@@ -76,7 +78,10 @@ class Logs:
             whole = 0
         rows = [(log, e.id, e.type, e.key, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events[whole:]]
         self._sql.many("event_emit", rows)
-        self.spans.passed(self.last(log))
+        last = self.last(log)
+        if whole:
+            self._versions[log].counted(last, [e.key for e in events[whole:]])
+        self.spans.passed(last)
 
     def _schedule(self, log: int, log_name: str, events: Sequence[NewEvent]) -> list[NewEvent]:
         """Schedule what is to come later, take back what is not to come, and return the others."""
@@ -95,17 +100,17 @@ class Logs:
         the versions it gives out itself: they are counted here, and a row left out would leave a gap.
         """
         last = self.last(log)
-        keys = list({e.key for e in events if e.key is not None})
-        found = self._sql.value("key_versions", (log, msgspec.json.encode(keys).decode()))
-        versions = msgspec.json.decode(found, type=dict[str, int])
+        keys = {e.key for e in events if e.key is not None}
+        versions = self._versions.setdefault(log, Versions()).of(self._sql, log, keys, last)
         blocks: list[list[Any]] = []
-        for at, e in enumerate(events):
-            if at % EMIT_BLOCK == 0:
-                blocks.append([log])
-            version = None
-            if e.key is not None:
-                version = versions[e.key] = versions[e.key] + 1
-            blocks[-1] += (e.id, e.type, e.key, version, e.schema, e.time_us, e.headers_raw, e.data_raw)
+        for begin in range(0, len(events), EMIT_BLOCK):
+            block: list[Any] = [log]
+            for id, kind, key, schema, time_us, headers, data, _, _, _, _ in events[begin : begin + EMIT_BLOCK]:
+                version = None
+                if key is not None:
+                    version = versions[key] = versions[key] + 1
+                block += (id, kind, key, version, schema, time_us, headers, data)
+            blocks.append(block)
         if self._sql.many("event_emit_block", blocks) == len(events):
             return True
         self._sql.run("emitted_above", (log, last))

@@ -25,11 +25,12 @@ Range = tuple[int, int]  # above the first letter, up to the second
 class Sieve:
     """The pieces of one store's errors."""
 
-    __slots__ = ("_new", "_sql")
+    __slots__ = ("_known", "_new", "_sql")
 
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
         self._new: dict[int, set[int]] = {}  # by row, what this transaction has still to write
+        self._known: tuple[int, bytes, set[int]] = (-1, b"", set())  # a row as we wrote it, and some of what is in it
 
     def begin(self) -> None:
         """A transaction begins; what another had still to write went with it."""
@@ -37,18 +38,25 @@ class Sieve:
 
     def add(self, letters: Iterable[Said]) -> None:
         """These letters are dead now, and say this. It is written at the end: many that die together share a row."""
+        said: dict[int, list[str]] = {}
         for letter, kind, message in letters:
-            _read(f"{kind}: {message}", self._new.setdefault(letter // LETTERS, set()))
+            said.setdefault(letter // LETTERS, []).append(f"{kind}: {message}")
+        for row, texts in said.items():  # read as one text: what it seems to say where two meet does no harm
+            _read("\0".join(texts), self._new.setdefault(row, set()))
 
     def end(self) -> None:
         """The transaction is about to commit."""
         for row, numbers in self._new.items():
             stored: bytes = self._sql.value("sieve_get", (row,)) or bytes(BYTES)
+            known = self._known[2] if self._known[:2] == (row, stored) else set()  # else it was undone, or changed
             bits = bytearray(stored)
-            for piece in _pieces(numbers):
+            for piece in _pieces(numbers - known):
                 bits[piece >> 3] |= 1 << (piece & 7)
             if bits != stored:
-                self._sql.run("sieve_put", (row, bytes(bits)))
+                stored = bytes(bits)
+                self._sql.run("sieve_put", (row, stored))
+            known |= numbers
+            self._known = row, stored, known
 
     def ranges(self, text: str, after: int) -> Iterator[Range]:
         """Where letters above a number may say this, in order."""

@@ -63,7 +63,7 @@ def encode(entry: Entry, salt: int) -> bytes:
     """The line of an event. `salt`, made of the file's name, keeps a payload from looking like a record."""
     log, (id, kind, key, schema, time_us, headers, data, _, may_repeat, *_) = entry
     # JSON in JSON stays as it is, unless it has line breaks, or space around it that would get lost: then as a text.
-    as_text = b"\n" in data or data[:1] in _SPACE or data[-1:] in _SPACE
+    as_text = 0x0A in data or data[:1] in _SPACE or data[-1:] in _SPACE
     raw = _encode(data.decode()) if as_text else data
     body = _encode(
         (log, id, kind, key, schema, time_us, msgspec.Raw(headers or _NULL), msgspec.Raw(raw), may_repeat, as_text)

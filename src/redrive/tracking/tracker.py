@@ -94,7 +94,8 @@ class Tracker:
         else:
             if self._thread is None:
                 self._start()
-            self._wake.set()
+            if not self._wake.is_set():  # one who was woken before and did not look yet will see this, too
+                self._wake.set()
 
     def look(self) -> None:
         """Take in what processes that died have left, if there is anything."""

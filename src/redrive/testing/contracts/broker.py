@@ -17,7 +17,7 @@ from typing import Any
 from redrive.app import App
 from redrive.errors import SourceDown
 from redrive.event import NAME_CHARS_MAX, Event
-from redrive.sources.port import Message, Positions, Reader, Source
+from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.sources.refusal import ID_COLLISION, LOST, SCHEMA, UNDECODABLE
 from redrive.testing.contracts.base import expect
 from redrive.testing.crashing import Crashed
@@ -205,7 +205,7 @@ class ReaderContract(BrokerTests):
         finally:
             reader.close()
 
-    def _next(self, reader: Reader, positions: Positions, limit: int) -> Sequence[Message]:
+    def _next(self, reader: Reader, positions: Positions, limit: int) -> Sequence[Message | Plain]:
         """The next that come."""
         deadline = time.monotonic() + PATIENCE
         while not (found := reader.read(positions, limit, WAIT)):
@@ -214,9 +214,9 @@ class ReaderContract(BrokerTests):
 
     def _read(
         self, reader: Reader, count: int, positions: Positions | None = None, *, settle: bool = True
-    ) -> list[Message]:
+    ) -> list[Message | Plain]:
         """So many messages, each of which lands."""
-        found: list[Message] = []
+        found: list[Message | Plain] = []
         at = dict(positions or {})
         while len(found) < count:
             some = self._next(reader, at, 7)
@@ -400,17 +400,17 @@ class BrokerContract(ReaderContract, LandingContract):
     """Every test has a place of its own. What your broker cannot do, its class says: see BrokerTests."""
 
 
-def _number(message: Message) -> int:
+def _number(message: Message | Plain) -> int:
     return int(message.event.data_raw)
 
 
-def _by_id(messages: Sequence[Message]) -> dict[str, Any]:
+def _by_id(messages: Sequence[Message | Plain]) -> dict[str, Any]:
     return {message.event.id: message.event for message in messages}
 
 
-def _where(message: Message) -> tuple[int, str, bool]:
+def _where(message: Message | Plain) -> tuple[int, str, bool]:
     return message.partition, message.position.partition(";")[0], message.has_id
 
 
-def _ends(messages: Sequence[Message]) -> dict[int, str]:
+def _ends(messages: Sequence[Message | Plain]) -> dict[int, str]:
     return {message.partition: message.position for message in messages}

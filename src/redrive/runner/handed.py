@@ -1,0 +1,52 @@
+"""Rows that have just landed, kept for whoever reads their log next in this process: to read them back from the
+store costs a fifth of applying them.
+
+Put here after their commit, used where writing happens, one after the other. It is the log that counts: who does not
+find here exactly what follows its own progress reads the log, and who does asks it whether there is more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from redrive.store.sql import Row
+
+ROWS_MAX = 8_000  # of one log: four large landings
+BYTES_MAX = 8_000_000  # of data in one landing: what is larger takes longer to apply than to read
+
+
+class Landed(NamedTuple):
+    """All events of a log that are above a position and up to the last of these rows, which have no gap."""
+
+    above: int
+    rows: list[Row]
+
+
+class Handed:
+    """What has landed lately, by log."""
+
+    def __init__(self) -> None:
+        self._landed: dict[str, deque[Landed]] = {}
+
+    def put(self, log: str, landed: Landed) -> None:
+        """These were committed."""
+        if sum([len(row[8]) for row in landed.rows]) > BYTES_MAX:
+            return
+        kept = self._landed.setdefault(log, deque())
+        kept.append(landed)
+        while sum([len(one.rows) for one in kept]) > ROWS_MAX:
+            kept.popleft()
+
+    def after(self, log: str, position: int, limit: int) -> list[Row]:
+        """The next rows above a position, in order; none, if they are not all here."""
+        for above, rows in self._landed.get(log, ()):
+            first, last = rows[0][0], rows[-1][0]
+            if above <= position < last:
+                start = max(0, position - first + 1)
+                return rows[start : start + limit]
+        return []
+
+    def forget(self, log: str) -> None:
+        """Nobody is about to read it, or somebody begins anew: what was here may have been pruned since."""
+        self._landed.pop(log, None)

@@ -1,0 +1,172 @@
+"""What has just landed is handed over in memory: nobody may notice, but by the time it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive import App, Event, Tx
+from redrive.errors import StoreError
+from redrive.event import NewEvent
+from redrive.runner import handed
+from redrive.runner.handed import Handed, Landed
+from redrive.sources.port import Message, Plain, Positions, Reader, Source
+from redrive.store.log import Logs
+from redrive.testing import Harness
+from redrive.testing.failpoints import failpoint
+
+
+class Shelf(Source):
+    """A broker in memory, in order."""
+
+    scheme, partitions, ordered, acknowledges = "shelf", 1, True, False
+
+    def __init__(self, *said: int) -> None:
+        self.name, self.said = "orders", [*said]
+
+    def open(self, group: str) -> Reader:
+        return ShelfReader(self)
+
+    def check_order(self, order: str) -> None:
+        """Whatever."""
+
+
+class ShelfReader(Reader):
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+        start = int(positions.get(0, "0"))
+        found = self._shelf.said[start : start + min(limit, 3)]
+        return [
+            Message(0, str(at + 1), NewEvent(f"m{at}", "said", f"k{n % 2}", 1, 0, None, str(n).encode()), False)
+            for at, n in enumerate(found, start)
+        ]
+
+    def settled(self, messages: Sequence[Message | Plain]) -> None:
+        """Nothing to tell."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Shop:
+    def __init__(self, *said: int) -> None:
+        self.app, self.shelf = App("/nonexistent/x.db", name="shop"), Shelf(*said)
+
+        @self.app.projection(self.shelf, tables={"given": "id TEXT, key TEXT, version INTEGER, n INTEGER"})
+        def write_down(event: Event[Any], tx: Tx) -> None:
+            tx.execute("INSERT INTO given VALUES (?, ?, ?, ?)", (event.id, event.key, event.version, event.data))
+
+        self.harness = Harness(self.app)
+
+    @property
+    def given(self) -> list[Any]:
+        return [n for (n,) in self.harness.query("SELECT n FROM given ORDER BY rowid")]
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    shop = Shop(*range(9))
+    with shop.harness:
+        yield shop
+
+
+@pytest.fixture
+def read_back(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The numbers of the rows that each look into a log has found."""
+    found: list[Any] = []
+    after = Logs.after
+
+    def look(self: Logs, log: int, position: int, limit: int) -> Any:
+        rows = after(self, log, position, limit)
+        found.append([int(row[8]) for row in rows])
+        return rows
+
+    monkeypatch.setattr(Logs, "after", look)
+    return found
+
+
+def test_what_has_landed_is_applied_as_the_log_has_it_and_not_read_back(shop: Shop, read_back: list[Any]) -> None:
+    shop.harness.run_until_idle()
+    assert shop.given == [*range(9)]
+    rows = shop.harness.query("SELECT id, key, version, CAST(data AS INTEGER) FROM redrive_events ORDER BY position")
+    assert shop.harness.query("SELECT * FROM given ORDER BY rowid") == rows
+    assert sum(len(found) for found in read_back) <= 3  # the first landing makes the log
+
+
+def test_what_others_append_in_between_is_not_passed_over(shop: Shop) -> None:
+    log, more = shop.app.log("shelf:orders"), iter(range(100, 200))
+    for at in (1, 2, 3):
+        with failpoint("land.committed", lambda: log.append("by.hand", next(more), key="k0"), at=at):
+            shop.harness.run_until_idle()
+        shop.shelf.said += [*range(10 * at, 10 * at + 9)]
+    shop.harness.run_until_idle()
+    stored = [int(data) for (data,) in shop.harness.query("SELECT data FROM redrive_events ORDER BY position")]
+    assert shop.given == stored
+    assert sorted(shop.given) == sorted([*shop.shelf.said, 100, 101, 102])
+
+
+def test_who_has_taken_from_memory_asks_the_log_for_more(shop: Shop) -> None:
+    shop.harness.run_until_idle()
+    store: Any = shop.app.runtime.store
+
+    def slip_in() -> None:
+        """Behind what has landed, and nobody is woken for it."""
+        with store.transaction() as tx:
+            tx.logs.append("shelf:orders", [NewEvent("late", "said", "k0", 1, 0, None, b"200")])
+
+    shop.shelf.said += [100, 101]
+    with failpoint("land.committed", slip_in):
+        shop.harness.run_until_idle()
+    assert shop.given == [*range(9), 100, 101, 200]
+
+
+def test_who_begins_anew_reads_the_log(shop: Shop, read_back: list[Any]) -> None:
+    shop.harness.run_until_idle()
+    read_back.clear()
+    shop.shelf.said += [100, 101]
+    with failpoint("batch.fenced", StoreError("out of order")):  # its loop ends; its successor knows nothing
+        shop.harness.run_until_idle()
+    shop.harness.advance("1m")
+    assert shop.given == shop.shelf.said
+    assert [100, 101] in read_back
+
+
+def test_a_large_landing_is_not_kept(shop: Shop, read_back: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handed, "BYTES_MAX", 2)
+    shop.harness.run_until_idle()
+    assert shop.given == [*range(9)]
+    assert [n for found in read_back for n in found] == [*range(9)]
+
+
+Steps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=12)
+
+
+@given(Steps, st.integers(1, 4), st.integers(1, 12))
+def test_what_is_handed_over_is_what_the_log_has_next(steps: Any, limit: int, rows_max: int) -> None:
+    """Others leave gaps between landings, and append to the log themselves."""
+    desk, log, at = Handed(), list[Any](), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handed, "ROWS_MAX", rows_max)
+        for gap, count, by_hand in steps:
+            at += gap
+            above = log[-1][0] if log else 0
+            rows = [(at + n, *[""] * 7, b"1") for n in range(1, count + 1)]
+            at += count
+            log += rows
+            if not by_hand:
+                desk.put("x", Landed(above, rows))
+            assert sum(len(one.rows) for one in desk._landed.get("x", ())) <= rows_max
+            for position in range(at + 2):
+                found = desk.after("x", position, limit)
+                assert found == [row for row in log if row[0] > position][: len(found)]
+        if steps and not steps[-1][2] and steps[-1][1] <= rows_max:
+            assert desk.after("x", at - 1, limit) == log[-1:]
+    desk.forget("x")
+    assert desk.after("x", at - 1, limit) == []
+    assert desk.after("y", at - 1, limit) == []
