@@ -161,7 +161,8 @@ def test_what_is_handed_over_is_what_the_log_has_next(steps: Any, limit: int, ro
             log += rows
             if not by_hand:
                 desk.put("x", Landed(above, rows))
-            assert sum(len(one.rows) for one in desk._landed.get("x", ())) <= rows_max
+            kept = desk._landed.get("x", ())
+            assert sum(len(one.rows) for one in kept) <= rows_max and len(kept) <= handed.LANDINGS_MAX
             for position in range(at + 2):
                 found = desk.after("x", position, limit)
                 assert found == [row for row in log if row[0] > position][: len(found)]

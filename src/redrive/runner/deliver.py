@@ -204,10 +204,9 @@ class Couriers(TaskStaff):
             work.outcome = out.APPLIED
         self.desk.outbox.extend(works)
         if gate is not None:
-            # To a gate that stands open they all say the same.
-            asked = works[-1:] if self._is_open() else works
-            heard = [gate.called(work) for work in asked]  # each of them is to be heard
-            if any(heard):
+            # To a gate that stands open they all say the same; any other hears each of them.
+            urgent = [gate.called(work) for work in (works[-1:] if self._is_open() else works)]
+            if any(urgent):
                 self._call()
 
     def _put_down(self, work: Work, error: BaseException | None, failed: dict[str, Outcome]) -> None:

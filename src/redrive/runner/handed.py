@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from redrive.store.sql import Row
 
-ROWS_MAX = 8_000  # of one log: four large landings
+ROWS_MAX, LANDINGS_MAX = 8_000, 8  # of one log: who is further behind is not about to catch up
 BYTES_MAX = 8_000_000  # of data in one landing: what is larger takes longer to apply than to read
 
 
@@ -33,7 +33,7 @@ class Handed:
         """These were committed."""
         if sum([len(row[8]) for row in landed.rows]) > BYTES_MAX:
             return
-        kept = self._landed.setdefault(log, deque())
+        kept = self._landed.setdefault(log, deque(maxlen=LANDINGS_MAX))
         kept.append(landed)
         while sum([len(one.rows) for one in kept]) > ROWS_MAX:
             kept.popleft()

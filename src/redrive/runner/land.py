@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
+from redrive.runner.asking import AskingLoop
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty
 from redrive.runner.handed import Landed
-from redrive.runner.loop import Loop
 from redrive.runner.turns import BEHIND_MAX, Turn
 from redrive.runner.wake import Wake
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
@@ -35,7 +34,6 @@ MORE, SMALL_BYTES = 2, 1_000
 WAIT_MIN, WAIT_MAX = 0.01, 0.2
 WARY_BATCHES = 100  # where one message came again, others will
 
-T = TypeVar("T")
 log = logging.getLogger("redrive")
 
 
@@ -112,9 +110,9 @@ class Landing:
         duty.settled_at, self.positions = now, to
         if added.rows:
             engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
-        if events:
-            engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
+        if events:  # who waits for them first: everybody who is woken wants the interpreter
             engine.appended(duty.subscription.source)
+            engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
         return True
 
     def _append(
@@ -159,15 +157,14 @@ def content_of(event: NewEvent) -> Row:
     return event.type, event.key, event.schema, event.data_raw
 
 
-class LandingLoop(Loop):
+class LandingLoop(AskingLoop):
     """Read, land, tell the broker; while there is a backlog the next read is under way before the last one lands."""
 
     def __init__(self, duty: Duty, bridge: Bridge, wake: Wake, *, threads: bool = True) -> None:
-        super().__init__(duty, bridge, wake)
+        super().__init__(duty, bridge, wake, "redrive-intake" if threads else None)
         source = duty.subscription.origin
         assert source is not None
         self.source, self.landing = source, Landing(duty, source)
-        self._thread = ThreadPoolExecutor(1, "redrive-intake") if threads else None
         self._cursor: dict[int, str] = {}  # how far was read, which may not have landed yet
         self._ahead: asyncio.Future[Read] | None = None  # a read that was begun before its turn
         self._wait = 0.0
@@ -198,8 +195,7 @@ class LandingLoop(Loop):
                 else:
                     await self._read_on()
         finally:
-            if self._thread is not None:
-                self._thread.shutdown(wait=False)
+            self._ask_no_more()
 
     async def _warn(self) -> None:
         """Tell what about the broker will hurt one day."""
@@ -276,16 +272,6 @@ class LandingLoop(Loop):
             return Read(messages, starts, landing)
 
         return self._ask(read)
-
-    def _ask(self, question: Callable[[], T]) -> asyncio.Future[T]:
-        """Something that blocks until the broker answers; one after the other."""
-        if self._thread is None:
-            return asyncio.ensure_future(_answer(question))
-        return asyncio.get_running_loop().run_in_executor(self._thread, question)
-
-
-async def _answer(question: Callable[[], T]) -> T:
-    return question()
 
 
 def _size(message: Message | Plain) -> int:

@@ -6,25 +6,20 @@ cannot be written to halts its own subscription, with the reason, and is tried a
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from redrive.failpoints import hit
 from redrive.mirrors.entry import entry_of
 from redrive.mirrors.port import Mirror
 from redrive.policy.following import NO_GAP, Gap, complete
+from redrive.runner.asking import AskingLoop
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty
-from redrive.runner.loop import Loop
 from redrive.runner.wake import Wake
 from redrive.store import journal, landed
 
 PAGE = 100  # entries at a time: each may bring an event of a megabyte
 LOOK_SECONDS = 1.0  # what another process did to a letter is not always heard of
-
-T = TypeVar("T")
 
 
 class Carried(NamedTuple):
@@ -87,14 +82,13 @@ class Mirroring:
             self.duty.refresh(tx)
 
 
-class MirrorLoop(Loop):
+class MirrorLoop(AskingLoop):
     """Page after page while there is something; the mirror is waited for by a thread of its own."""
 
     def __init__(self, duty: Duty, bridge: Bridge, wake: Wake, *, threads: bool = True) -> None:
-        super().__init__(duty, bridge, wake)
+        super().__init__(duty, bridge, wake, "redrive-mirror" if threads else None)
         assert duty.subscription.mirror is not None
         self.mirroring = Mirroring(duty, duty.subscription.mirror)
-        self._thread = ThreadPoolExecutor(1, "redrive-mirror") if threads else None
 
     async def run(self) -> None:
         try:
@@ -103,8 +97,7 @@ class MirrorLoop(Loop):
                 await self._round()
         finally:
             await self._ask(self.mirroring.mirror.close)
-            if self._thread is not None:
-                self._thread.shutdown(wait=False)
+            self._ask_no_more()
 
     async def _round(self) -> None:
         await self.renew_if_due()
@@ -114,9 +107,3 @@ class MirrorLoop(Loop):
             return
         await self.rest(not self.wake.pending, min(LOOK_SECONDS, self.pause_length()))
         await self.bridge.run(self.mirroring.look)
-
-    async def _ask(self, question: Callable[[], T]) -> T:
-        """Something that may block: a disk, a server."""
-        if self._thread is None:
-            return question()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, question)

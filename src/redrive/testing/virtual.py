@@ -98,20 +98,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     @property
     def _clock_resolution(self) -> float:
         """Rounding must never leave a timer a hair before its time; after a year a nanosecond is less than a hair."""
-        return max(1e-9, 2 * math.ulp(self.clock.monotonic()))
+        return _hair(self.clock._elapsed)
 
     @_clock_resolution.setter
     def _clock_resolution(self, real: float) -> None:
         pass
 
     def time(self) -> float:
-        return self.clock.monotonic()
+        return self.clock._elapsed
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
         """A hair before its time a timer runs at once: who waits for the rest of it must not wait in vain for ever."""
+        now = self.clock._elapsed
         if delay > 0:
-            delay = max(delay, 2 * self._clock_resolution)
-        return super().call_later(delay, callback, *args, context=context)
+            delay = max(delay, 2 * _hair(now))
+        return self.call_at(now + delay, callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """On this thread, at the next turn: another thread would bring chance back."""
@@ -147,6 +148,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _who_waits(self) -> str:
         waiting = sorted(f"{task.get_name()}: {task.get_coro()!r}" for task in asyncio.all_tasks(self))
         return "nothing is ready and no timer is set; waiting for ever:\n  " + "\n  ".join(waiting)
+
+
+def _hair(now: float) -> float:
+    return 1e-9 if now < 1e6 else max(1e-9, 2 * math.ulp(now))
 
 
 def _nothing() -> None:
