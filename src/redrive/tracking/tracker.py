@@ -1,6 +1,6 @@
 """The tracker: takes events from callers that must not wait, and carries them into the store on a thread of its own.
 
-A caller pays for one lock and one append to a queue. The thread starts with the first event and ends with `close`; a
+A caller pays for one append to a queue. The thread starts with the first event and ends with `close`; a
 forked child begins with an empty queue, because what was in it is the parent's and will be stored by the parent.
 """
 
