@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.request import urlopen
 
@@ -14,20 +15,20 @@ from redrive import App
 from redrive.settings import Settings
 from redrive.watch import serving
 
-PAIRS = 4  # runs of each kind, taking turns: half a second of processor time alone tells two per cent from nothing
+PAIRS = 12  # runs of each kind, taking turns: one differs from the next by a tenth, and two per cent are to be seen
 
 
 def watched(folder: Path, template: str, n: int) -> Figures:
     """Rates per second of processor time, of all threads; each run with metrics is scraped once, over HTTP."""
     load_runner()
     _run(folder, template, n, watching=True)  # imports and caches, for both
-    spent = {True: 0.0, False: 0.0}
+    spent: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(2 * PAIRS):
         watching = turn % 4 in (0, 3)
-        spent[watching] += _run(folder, template, n, watching=watching)
-    total = n * PAIRS
-    on, off = total / spent[True], total / spent[False]
-    return {"n": n, "rate": on, "cpu_rate": on, "off_rate": off, "share": on / off, "seconds": sum(spent.values())}
+        spent[watching].append(_run(folder, template, n, watching=watching))
+    on, off = (n / median(spent[kind]) for kind in (True, False))
+    total = sum(spent[True] + spent[False])
+    return {"n": n, "rate": on, "cpu_rate": on, "off_rate": off, "share": on / off, "seconds": total}
 
 
 def _run(folder: Path, template: str, n: int, *, watching: bool) -> float:
