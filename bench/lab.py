@@ -143,8 +143,9 @@ def load_runner() -> None:
 
 
 def environment() -> Mapping[str, str]:
-    """The environment of a child: ours, without settings of redrive that happen to be set."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("REDRIVE_")}
+    """The environment of a child: ours, without settings of redrive that happen to be set, and with bytecode kept."""
+    unwanted = ("REDRIVE_", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
 
 
 def copied(template: str, folder: Path) -> str:
