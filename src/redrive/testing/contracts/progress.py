@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from redrive.errors import Fenced
 from redrive.testing.contracts.base import NOW, StoreTests, expect, take
 
@@ -79,6 +81,22 @@ class ProgressContract(StoreTests):
             tx.logs.id_of("afterwards", create=True)
             tx.progress.advance(change)
 
+    def test_a_mark_below_the_floor_that_we_do_not_know_of_is_refused(self) -> None:
+        """At the latest by the commit: somebody else has settled there."""
+        row, marks = self._subscribe(), [3, 2_000, 70_000]
+        with self.store.transaction() as tx:
+            tx.progress.done.move(row.id, marks, 0, 0)
+        for floor in (3, 4, 1_999, 2_000, 69_999, 70_000, 200_000):
+            expect(Fenced, partial(self._pass, row.id, floor))
+        self._pass(row.id, 2)
+        with self.store.reading() as tx:
+            assert tx.progress.done.all(row.id) == marks
+        with self.store.transaction() as tx:
+            tx.progress.done.move(row.id, [], 3, 1)
+            tx.progress.done.move(row.id, [], 1_999, 0)
+        with self.store.reading() as tx:
+            assert tx.progress.done.all(row.id) == marks[1:]
+
     def test_done_rows_are_kept_above_the_prefix_and_counted_when_it_passes_them(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
@@ -90,6 +108,10 @@ class ProgressContract(StoreTests):
         expect(Exception, self._settle_twice)
         with self.store.reading() as tx:
             assert tx.progress.done.all(row.id) == [9, 11]
+
+    def _pass(self, member: int, floor: int) -> None:
+        with self.store.transaction() as tx:
+            tx.progress.done.move(member, [], floor, 0)
 
     def _prune_wrongly(self) -> None:
         with self.store.transaction() as tx:
