@@ -176,7 +176,8 @@ def test_what_was_not_committed_has_not_been_tried(app: App, harness: Harness) -
 
 
 def test_many_turns_share_the_sync_that_dead_letters_need_before_they_are_told(tmp_path: Path) -> None:
-    app = App(str(tmp_path / "shop.db"), settings=Settings(batch_max=10))
+    settings = Settings(batch_max=10, batch_time_max=5)  # a slow machine must not cut a turn of ten in two
+    app = App(str(tmp_path / "shop.db"), settings=settings)
     told: list[Any] = []
     syncs: list[int] = []
     app.listen(lambda batch: told.extend(batch))
