@@ -219,5 +219,6 @@ def open_connection(url: str, settings: Iterable[str] = ()) -> Connection:
         connection = Connection.connect(**options(url))
         configure(connection, settings)
     except psycopg.Error as error:
-        raise StoreError(f"cannot open the store {shown(url)}: {str(error).strip()}") from error
+        said = " ".join(str(error).split())  # in several lines, with tabs
+        raise StoreError(f"cannot open the store {shown(url)}: {said}") from error
     return connection
