@@ -16,7 +16,7 @@ from redrive.policy.decide import Policy
 from redrive.policy.healing import AutoReplay
 from redrive.policy.keys import name_of
 from redrive.policy.limiter import Bucket
-from redrive.policy.outcome import Blocked, Failed, Outcome
+from redrive.policy.outcome import Blocked, Failed, Outcome, Postponed
 from redrive.policy.patterns import matches
 from redrive.policy.rules import Rules, overruled, written
 from redrive.settings import LetterSettings
@@ -89,7 +89,7 @@ class Subscription:
         match outcome:
             case Blocked():
                 return self.dependency
-            case Failed(error):
+            case Failed(error=error) | Postponed(error=BaseException() as error):
                 counts = blames_a_dependency if self.breaker is None else self.breaker.counts
                 return self.dependency if counts(error) else None
         return None

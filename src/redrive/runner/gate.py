@@ -239,7 +239,7 @@ class Gate:
         match work.outcome:
             case out.Applied() | out.Rejected() | out.Ignored() if not work.follow:
                 return Answer(True, work.probe)
-            case out.Failed(error):
+            case out.Failed(error=error) | out.Postponed(error=BaseException() as error):
                 return Answer(False, work.probe) if self.rule.counts(error) else None
             case _:
                 return None
