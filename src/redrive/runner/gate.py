@@ -165,14 +165,17 @@ class Gate:
             granted: int = tx.guards.take(f"probe {self.name}", turns, now, 1).granted
         return granted == 1
 
-    def probed(self, good: bool) -> None:
-        """What the sink says of itself. Runs where writing happens."""
+    def probed(self, failure: out.Failure | None) -> None:
+        """What the sink says of itself: nothing, if it is well. Runs where writing happens."""
         assert self.rule is not None
         with self.duty.engine.store.transaction() as tx:
             fence(self.duty, tx)
             now = self.duty.engine.env.clock.now()
-            breaker = brk.after_probe(tx.guards.lock(self.name), self.rule, good, now)
+            breaker = brk.after_probe(tx.guards.lock(self.name), self.rule, failure is None, now)
             tx.guards.save(self.name, breaker)
+        said = failure or out.NO_FAILURE
+        asked = sig.Probed(self.duty.subscription.name, self.name, failure is None, said.error_type, said.message)
+        self.duty.engine.signals.tell([asked])
         self._ask_at = 0.0
         self._learn(breaker, now)
 
