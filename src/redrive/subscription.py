@@ -144,6 +144,11 @@ def check_breaker(mine: Subscription, others: Iterable[Subscription]) -> None:
         raise UsageError(f"{mine.name}: the name of a breaker does not end with a slash: breaker(name)")
     for other in others:
         theirs = other.breaker_name
+        if theirs == mine.breaker_name and (rule := other.breaker) and rule.pace != mine.breaker.pace:
+            raise UsageError(
+                f"{mine.name} and {other.name} share the breaker {mine.dependency!r}, and say otherwise when it opens: "
+                "give both the same failures=, cooldown= and probes=, or one of them another name"
+            )
         for one, two in ((mine.breaker_name, theirs), (theirs, mine.breaker_name)):
             if one and two and one != two and one.endswith("/") and two.startswith(one):
                 raise UsageError(

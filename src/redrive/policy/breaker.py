@@ -85,6 +85,11 @@ class Rule:
     when_open: WhenOpen = "pause"
     per: Per | None = None  # one for each key, rather than one for all
 
+    @property
+    def pace(self) -> tuple[int, float, int]:
+        """What all who share it have to agree on; which errors count, and what waits, is each one's own."""
+        return self.failures, self.cooldown, self.probes
+
     def counts(self, error: BaseException) -> bool:
         """Does this error speak against the dependency, rather than against the event or the code?"""
         if self.on is None:
