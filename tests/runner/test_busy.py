@@ -1,4 +1,4 @@
-"""A sink that is down and says when to come back: it is left alone as any other that is down."""
+"""A sink that is down and says when to come back is left alone as any other; and it is told of edits."""
 
 from __future__ import annotations
 
@@ -107,4 +107,26 @@ def test_a_letter_that_died_of_it_names_who_said_so_and_comes_round_when_it_is_w
         crm.error = None
         harness.append("orders", "order.placed", key="b")
         harness.advance("5m")
+        assert not harness.letters("dead")
+
+
+def test_a_sink_is_told_that_the_data_was_edited_after_a_restart_too(crm: Crm, backend: str | None) -> None:
+    seen: list[tuple[int, Any]] = []
+
+    class Shelf(Crm):
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            seen.extend((event.edits, event.data) for event in events)
+            await super().send(events)
+
+    shelf = Shelf()
+    with shop(shelf, backend, retry=retry(attempts=1), breaker=None) as harness:
+        harness.append("orders", "order.placed", {"cents": 0}, key="a")
+        harness.run_until_idle()
+        for cents in (1, 2):
+            (letter,) = harness.letters("dead")
+            harness.app.operate().letters.edit(letter.id, {"cents": cents}, "what was meant")
+            harness.restart()
+            shelf.error = None if cents == 2 else shelf.error
+            harness.replay()
+        assert seen == [(0, {"cents": 0}), (1, {"cents": 1}), (2, {"cents": 2})]
         assert not harness.letters("dead")

@@ -103,6 +103,15 @@ def test_an_id_of_any_letters_arrives_as_it_is(server: HttpServer) -> None:
     assert verify_signature(request.body, request.headers, SECRET) == odd
 
 
+def test_an_edited_event_is_another_request(server: HttpServer) -> None:
+    """Who remembers what it answered to a key would answer to the edited one that the first was wrong."""
+    event = make_event("a", {"cents": 0}, id="order-1")
+    for mode in ("binary", "structured"):
+        deliver(hook(server, mode=mode), event, event.with_data(b'{"cents": 1}', 1), event.with_data(b"{}", 2))
+    keys = [request.headers["idempotency-key"] for request in server.requests]
+    assert keys == ["order-1", "order-1:1", "order-1:2"] * 2
+
+
 def test_url_secret_and_headers_may_be_functions_of_the_event(server: HttpServer) -> None:
     def url(event: Event[Any]) -> str:
         return f"{server.url}/{event.headers['tenant']}"

@@ -307,7 +307,8 @@ class Duty:
 def edited(duty: Duty, event: Event[Any]) -> Event[Any]:
     """The event with the latest edit of its data, if a rebuild meets one again."""
     if duty.edits and event.position in duty.edits:
-        return event.with_data(duty.edits[event.position][1])
+        revision, data = duty.edits[event.position]
+        return event.with_data(data, revision)
     return event
 
 

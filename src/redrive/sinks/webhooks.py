@@ -89,7 +89,8 @@ class Webhook(HttpSink):
         else:
             headers = {"content-type": "application/cloudevents+json; charset=utf-8"}
             body = cloudevents.encode(event, self.source)
-        headers["idempotency-key"] = headers.get("ce-id") or cloudevents.header_text(event.id)
+        key = headers.get("ce-id") or cloudevents.header_text(event.id)
+        headers["idempotency-key"] = f"{key}:{event.edits}" if event.edits else key  # another request than the first
         if traces := traced(None, event):
             headers |= {name: cloudevents.header_text(text) for name, text in traces.items()}
         if mine:
