@@ -130,3 +130,26 @@ def test_a_sink_is_told_that_the_data_was_edited_after_a_restart_too(crm: Crm, b
             harness.replay()
         assert seen == [(0, {"cents": 0}), (1, {"cents": 1}), (2, {"cents": 2})]
         assert not harness.letters("dead")
+
+
+@pytest.mark.parametrize("lists", [4, 5])
+def test_a_list_that_was_not_taken_is_one_call_that_failed(backend: str | None, lists: int) -> None:
+    """One lost connection had opened the breaker of every sink that takes lists."""
+
+    class Shelf(Crm):
+        batch_max = 20
+
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            self.calls.append((self.clock.monotonic(), None))
+            if len(self.calls) <= lists:
+                raise ConnectionResetError("cut")
+
+    shelf = Shelf()
+    with shop(shelf, backend, concurrency=1, retry=retry(attempts=9, wait="10s")) as harness:
+        harness.app.log("orders").append_many([{"type": "order.placed", "key": str(n)} for n in range(20 * lists)])
+        harness.advance("5s")
+        assert len(shelf.calls) == lists
+        (found,) = harness.app.operate().breakers.list()
+        assert (found.state, found.failures) == (("closed", 4) if lists == 4 else ("open", 0))
+        harness.advance("5m")
+        assert not harness.letters("retrying")

@@ -191,7 +191,7 @@ class Gate:
 
     def called(self, work: Work) -> bool:
         """A call came to an end; is that worth settling at once? From any thread."""
-        if self.rule is None or (answer := self._answer(work)) is None:
+        if self.rule is None or work.echo or (answer := self._answer(work)) is None:
             return False
         self._streak = 0 if answer.good else self._streak + 1
         return self._is_tripping or work.probe
@@ -210,7 +210,8 @@ class Gate:
         if self.rule is None:
             return
         probes = sum(1 for work in group if work.probe)
-        answers = [answer for work in group if (answer := self._answer(work)) is not None]
+        # A list that was not taken is one call that failed, however many events are in it.
+        answers = [answer for work in group if not work.echo and (answer := self._answer(work)) is not None]
         if not probes and self.breaker.failures == 0 and all(answer.good for answer in answers):
             return  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
         tx = settling.tx
