@@ -167,8 +167,12 @@ class Couriers(TaskStaff):
             errors = await self._send_each(works)
         if errors:
             failed: dict[str, Outcome] = {}
+            heard: set[int] = set()
             for at, work in enumerate(works):
-                self._put_down(work, errors.get(at), failed)
+                error = errors.get(at)
+                work.echo = error is not None and id(error) in heard
+                heard.add(id(error))
+                self._put_down(work, error, failed)
         else:
             self._put_down_all(works)
         await self._pace()
