@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from redrive.store.keyed import Keyed
     from redrive.store.letters import Letters
     from redrive.store.log import Logs
+    from redrive.store.news import News
     from redrive.store.progress import Progress
     from redrive.store.sql import Row, Sql
 
@@ -245,6 +246,7 @@ class Store(Protocol):
     """A database that holds logs, progress, letters, state and the user's tables."""
 
     url: str
+    news: News  # what `changed` need not tell
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[StoreTx]:
         """Begin for writing; `durable=False` may be lost by a power cut, as a whole and in order."""

@@ -19,6 +19,7 @@ from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.address import shown
 from redrive.store.groups import Done, append_group, run_here
+from redrive.store.news import News
 from redrive.store.port import Appending
 from redrive.store.postgres.connection import is_the_world, open_connection, translated_error
 from redrive.store.postgres.joining import append_into
@@ -84,6 +85,7 @@ class PostgresStore:
         self._listener: Listener | None = None
         self._seen_pulse: Row | None = None
         self._place: Row | None = None
+        self.news = News()  # that nobody asks: the server tells of what we append as well
         self._writer = None if inline else Writer(self)
 
     def _open(self) -> PostgresTx:

@@ -26,6 +26,7 @@ from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
+from redrive.store.news import News
 from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
@@ -155,7 +156,7 @@ class SqliteStore:
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
         self._seen_version = -1
-        self._seen_pulse: Any = None
+        self.news = News()
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         forking.watch(self)
         self._writer = None if inline else Writer(self)
@@ -339,19 +340,15 @@ class SqliteStore:
     def changed(self) -> bool:
         """Has anything been appended, or asked of an owner, since the last call, by whatever process?"""
         if self._watch is None:
-            return self._is_news(self._full.connection.total_changes)
+            return self.news.are_in((None, self._full.connection.total_changes))
         try:
             version = self._watch.execute("PRAGMA data_version").fetchone()[0]
             if version == self._seen_version:  # nobody has committed anything: the pulse costs five times as much
                 return False
             self._seen_version = version
-            return self._is_news(self._watch.execute(queries()["pulse"]).fetchone())
+            return self.news.are_in(self._watch.execute(queries()["pulse"]).fetchone())
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
-
-    def _is_news(self, pulse: Any) -> bool:
-        seen, self._seen_pulse = self._seen_pulse, pulse
-        return bool(seen != pulse)
 
     def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """No: only one connection may write at a time, and ours could not sync what another one commits."""
