@@ -54,6 +54,8 @@ def exists(url: str) -> bool:
 class PostgresStore:
     """A database; redrive's tables are in its schema `redrive`."""
 
+    can_hold = False  # what a call asks for is held anyway, see pipe.py
+
     def __init__(
         self,
         url: str,
