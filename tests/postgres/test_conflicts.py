@@ -36,6 +36,39 @@ def test_a_conflict_costs_no_attempt_and_halts_only_where_it_goes_on(
     assert sum(isinstance(one, Halted) for one in heard) == halts
 
 
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [("LOCK TABLE busy NOWAIT", "could not obtain lock"), ("SET LOCAL transaction_read_only = on", "takes no writes")],
+    ids=["55P03", "25006"],
+)
+def test_a_lock_that_is_not_to_be_had_and_a_server_that_takes_no_writes_cost_no_attempt(
+    app: App, harness: Harness, postgres_store: str, statement: str, told: str
+) -> None:
+    heard: list[Signal] = []
+    app.listen(heard.extend)
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE busy ()")
+        tx.execute("CREATE TABLE seen (n INTEGER PRIMARY KEY)")
+    stranger = psycopg.connect(postgres_store)
+    stranger.execute("LOCK TABLE busy")
+
+    @app.projection(app.log("orders"), tables=["seen"], retry=no_retry)
+    def see(event: Any, tx: Any) -> None:
+        if event.data == 1 and not stranger.closed:
+            tx.execute(statement)
+        tx.execute("INSERT INTO seen VALUES (:n)", {"n": event.data})
+
+    for number in range(3):
+        harness.append("orders", "order.placed", number, key=str(number))
+    harness.run_until_idle()
+    harness.advance("1m")
+    stranger.close()
+    harness.advance("1m")
+    assert harness.query("SELECT n FROM seen ORDER BY n") == [(0,), (1,), (2,)]
+    assert harness.letters() == []
+    assert {told in one.reason for one in heard if isinstance(one, Halted)} == {True}
+
+
 @pytest.mark.parametrize("kind", ["projection", "handler"])
 def test_a_statement_that_an_administrator_cancels_costs_no_attempt(app: App, harness: Harness, kind: str) -> None:
     left = iter(range(3))
