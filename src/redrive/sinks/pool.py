@@ -19,6 +19,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from redrive.sinks.addresses import Address, check_ip, literal
+from redrive.sinks.deadlines import Deadlines
 from redrive.sinks.http import ANSWER_BYTES_MAX, CONNECTIONS_MAX, Answer, NoAnswer, Unreachable
 from redrive.units import show_duration
 from redrive.version import VERSION
@@ -65,6 +66,9 @@ class Pool:
             connector=connector, headers=_FIXED, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout), trust_env=False,
         )  # fmt: skip
+        # How long all of it takes is watched here: aiohttp would set a timer for each.
+        self._deadlines = Deadlines(timeout)
+        self._unwatched = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout)
 
     def is_mine(self) -> bool:
         """Is this the loop that the connections live in?"""
@@ -72,6 +76,7 @@ class Pool:
 
     async def close(self) -> None:
         """End all connections."""
+        self._deadlines.close()
         await self._session.close()
 
     async def request(self, method: str, address: Address, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -83,37 +88,51 @@ class Pool:
                 check_ip(ip, address.host)
         if address.authorization is not None:
             headers = {"authorization": address.authorization, **headers}
+        deadlines, response, parts = self._deadlines, None, list[bytes]()
+        task = deadlines.begin()
         try:
-            async with self._session.request(
-                method, url, headers=headers, data=body or None, allow_redirects=False
-            ) as response:
-                if response.content.at_eof():  # most receipts are empty
-                    return Answer(response.status, response.headers, b"", True)
-                received, complete = await _read(response)
-                return Answer(response.status, response.headers, received, complete)
+            response = await self._session.request(
+                method, url, headers=headers, data=body or None, allow_redirects=False, timeout=self._unwatched
+            )
+            if response.content.at_eof():  # most receipts are empty, and have given their connection back by now
+                return Answer(response.status, response.headers, b"", True)
+            async with response:
+                complete = await _read(response, parts)
+            return Answer(response.status, response.headers, b"".join(parts)[:ANSWER_BYTES_MAX], complete)
         except TimeoutError:
-            raise NoAnswer(f"{address.origin} did not answer within {show_duration(self._timeout)}") from None
+            raise self._no_answer(address) from None
+        except asyncio.CancelledError:
+            if not deadlines.is_late(task):
+                raise
+            if response is None:
+                raise self._no_answer(address) from None
+            return Answer(response.status, response.headers, b"".join(parts)[:ANSWER_BYTES_MAX], False)
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{address.origin}: {_why(error)}") from None  # theirs may quote the URL
+        finally:
+            deadlines.end(task)
+
+    def _no_answer(self, address: Address) -> NoAnswer:
+        return NoAnswer(f"{address.origin} did not answer within {show_duration(self._timeout)}")
 
 
 _url = lru_cache(1_024)(URL)
 
 
-async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+async def _read(response: aiohttp.ClientResponse, parts: list[bytes]) -> bool:
     """The body up to the limit. The status has come: what is wrong with the rest does not change it."""
-    parts, size = [], 0
+    size = 0
     try:
         while size <= ANSWER_BYTES_MAX and (part := await response.content.readany()):
             parts.append(part)
             size += len(part)
     except (aiohttp.ClientError, TimeoutError, OSError):
         response.close()
-        return b"".join(parts)[:ANSWER_BYTES_MAX], False
+        return False
     if size > ANSWER_BYTES_MAX:
         response.close()  # the rest is not worth the connection
-        return b"".join(parts)[:ANSWER_BYTES_MAX], False
-    return b"".join(parts), True
+        return False
+    return True
 
 
 def _why(error: Exception) -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from redrive.event import WITHDRAWN, Event, NewEvent
 from redrive.store.append import append_all
-from redrive.store.landed import Versions
 from redrive.store.scheduled import taken_back, waiting_row
 from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
+from redrive.store.versions import Versions
 
 if TYPE_CHECKING:
     from redrive.types import EventTypes
@@ -37,7 +37,7 @@ class Logs:
         self._created: set[str] = set()  # by a transaction that may still be rolled back
         self.spans = spans or Spans(sql)
         self._dense: set[int] = set()  # logs that filled most of the table where they were read last
-        self._versions: dict[int, Versions] = {}  # of the logs that emissions go to
+        self._versions: dict[int, Versions] = {}  # of the logs that many events at a time go to
 
     def id_of(self, name: str, *, create: bool = False) -> int:
         """The log's number; 0 for a log that has no events yet and may not be created now."""
@@ -51,6 +51,10 @@ class Logs:
             if found:
                 self._ids[name] = found
         return found
+
+    def versions_of(self, log: int) -> Versions:
+        """What is remembered of its keys; forgotten when a transaction is rolled back."""
+        return self._versions.setdefault(log, Versions())
 
     def ended(self, *, committed: bool) -> None:
         """A transaction is over, or was taken back in part: then what it created is gone.
@@ -101,7 +105,7 @@ class Logs:
         """
         last = self.last(log)
         keys = {e.key for e in events if e.key is not None}
-        versions = self._versions.setdefault(log, Versions()).of(self._sql, log, keys, last)
+        versions = self.versions_of(log).of(self._sql, log, keys, last)
         blocks: list[list[Any]] = []
         for begin in range(0, len(events), EMIT_BLOCK):
             block: list[Any] = [log]
@@ -170,7 +174,7 @@ class Logs:
 def events_after(logs: Logs, log: int, position: int, limit: int, types: EventTypes) -> list[Event[Any]]:
     """What `after` finds, as events. Each is made when its row is read: thousands of rows keep the collector busy."""
 
-    def make(rows: Iterable[Row]) -> list[Event[Any]]:
-        return [Event(*row, types) for row in rows]  # type: ignore[call-arg]
+    def make(rows: Iterable[Row]) -> list[Event[Any]]:  # taken apart: to pass *row on makes a list and another tuple
+        return [Event(a, b, c, d, e, f, g, h, i, types) for a, b, c, d, e, f, g, h, i in rows]
 
     return logs._after(log, position, limit, make, attrgetter("position"))

@@ -43,6 +43,7 @@ from redrive.store.sqlite.connection import (
     open_connection,
     translate,
 )
+from redrive.store.sqlite.hold import Hold
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.stage import SqliteStage
 from redrive.store.writer import Writer
@@ -70,6 +71,7 @@ class SqliteTx:
         self.connection = connection
         self.execute: Callable[..., Any] = connection.execute
         self.executemany: Callable[..., Any] = connection.executemany
+        self.hold = Hold(connection)
         self.guard = Guard()
         connection.set_authorizer(self.guard)
         self.sql = Sql(connection, queries())
@@ -112,23 +114,30 @@ class SqliteTx:
         """As `checked`: nobody has to be waited for."""
         return function
 
-    calls = 0  # not counted, because nothing is answered late
-    is_undone = False  # what a call has done is done
+    calls = 0  # not counted: of those whose statements are held, nobody asks which it was
+
+    @property
+    def is_undone(self) -> bool:
+        """Nothing is left of the last call, which raised: its statements were held."""
+        return self.hold.is_undone
 
     def answers(self, *, late: bool = False) -> int | None:
-        """All are known."""
-        return None
+        """All are known, but for statements that are held."""
+        return self.hold.answers()
 
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
+        self.hold.run()
         self.connection.execute("SAVEPOINT redrive_point")
 
     def keep(self) -> None:
         """What happened since the savepoint stays."""
+        self.hold.run()
         self.connection.execute("RELEASE redrive_point")
 
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
+        self.hold.drop()
         self.connection.execute("ROLLBACK TO redrive_point")
         self.logs.ended(committed=False)  # a log that was created since is gone too, and its number will be another's
 
@@ -142,6 +151,7 @@ class SqliteStore:
     """A file, or `:memory:` for the simulator."""
 
     bell = None  # nobody tells: a file has to be asked
+    can_hold = True
 
     def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
         self.path = self.url = path
@@ -230,7 +240,9 @@ class SqliteStore:
             pause = min(pause * 1.5, BUSY_PAUSE_MAX)
 
     def _commit(self, tx: SqliteTx) -> None:
+        assert not tx.hold, "statements were held and not run"
         if not tx.connection.in_transaction:  # SQLite itself rolled back (disk full inside a statement)
+            self._rollback(tx)  # what we remember of it is wrong, too
             raise StoreError(f"{self.path}: {ENDED}")
         try:
             tx.control(COMMIT)
@@ -241,6 +253,7 @@ class SqliteStore:
             raise CommitUnknown(f"{self.path}: COMMIT failed: {error}") from error
 
     def _rollback(self, tx: SqliteTx) -> None:
+        tx.hold.forget()
         tx.logs.ended(committed=False)
         if tx.connection.in_transaction:
             try:
