@@ -23,7 +23,7 @@ class Deadlines:
 
     def begin(self) -> Task:
         """A request begins, in the current task."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)  # which is then not looked for: that takes a system call
         assert task is not None and task not in self._under_way
         self._under_way[task] = self._loop.time() + self._seconds, task.cancelling()
         if self._timer is None:
