@@ -25,6 +25,7 @@ from redrive.sources.refusal import ID_COLLISION, refused
 from redrive.store import landed
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
+from redrive.store.versions import Versions
 
 READ_MAX = 1_000  # messages in one transaction
 # While there is a backlog of small ones, so many times as many: a commit costs less, and pages of the index on the keys
@@ -55,7 +56,7 @@ class Landing:
     def __init__(self, duty: Duty, source: Source) -> None:
         self.duty, self.source = duty, source
         self.positions: dict[int, str] = {}
-        self._versions = landed.Versions()
+        self._versions = Versions()
         self._wary = 0  # batches left to be looked at before they are written
 
     def load(self) -> None:

@@ -230,6 +230,7 @@ class SqliteStore:
 
     def _commit(self, tx: SqliteTx) -> None:
         if not tx.connection.in_transaction:  # SQLite itself rolled back (disk full inside a statement)
+            self._rollback(tx)  # what we remember of it is wrong, too
             raise StoreError(f"{self.path}: {ENDED}")
         try:
             tx.control(COMMIT)
