@@ -6,7 +6,7 @@ group of any size takes one statement to learn the versions that are not remembe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from redrive.codec import from_json, to_json
@@ -26,7 +26,8 @@ class Names(Protocol):
     @property
     def spans(self) -> Spans: ...
     def id_of(self, name: str, *, create: bool = False) -> int: ...
-    def versions_of(self, log: int) -> Versions: ...
+    @property
+    def versions(self) -> Mapping[int, Versions]: ...
 
 
 def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[Row], bool]:
@@ -87,7 +88,7 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
     if highest:
         names.spans.passed(highest)
     for log in remembered:
-        names.versions_of(log).counted(sql.value("log_last", (log,)), ())
+        names.versions[log].counted(sql.value("log_last", (log,)), ())
     return rows, repeated
 
 
@@ -123,7 +124,7 @@ def _last_versions(
         elif sql.is_far:  # another round trip, to learn that nobody else has appended, takes longer than to ask
             found[log_name] = from_json(sql.value("key_versions", (log, to_json([*wanted]).decode())))
         else:
-            found[log_name] = names.versions_of(log).of(sql, log, wanted, sql.value("log_last", (log,)))
+            found[log_name] = names.versions[log].of(sql, log, wanted, sql.value("log_last", (log,)))
             remembered.append(log)
     return found, remembered
 
