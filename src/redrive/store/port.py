@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from redrive.event import NewEvent
+    from redrive.store.ahead import Ahead
     from redrive.store.books import Books
     from redrive.store.guards import Guards
     from redrive.store.keyed import Keyed
@@ -318,6 +319,10 @@ class Store(Protocol):
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run a job where writing happens; `done(result, error)` is called from there."""
+        ...
+
+    def ahead(self, job: Callable[[], Any], count: int) -> Ahead[Any] | None:
+        """Something to be read while so many works are being committed; None: it is better read after that."""
         ...
 
     @property

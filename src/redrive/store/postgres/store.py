@@ -253,6 +253,9 @@ class PostgresStore:
         else:
             run_here(job, done)
 
+    def ahead(self, job: Callable[[], Any], count: int) -> None:
+        """Never: another connection may lead to another server, which need not know what was settled here."""
+
     @property
     def is_wanted(self) -> bool:
         """Does anybody else wait to write here? A job that could go on asks, and makes room."""
