@@ -114,7 +114,10 @@ class Landing:
             engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
             engine.store.news.told(added.rows[0][0], position)
         if events:  # who waits for them first: everybody who is woken wants the interpreter
-            engine.standing.begin(duty.subscription.source)
+            if (
+                not self.source.acknowledges
+            ):  # else the broker hears of it first: nothing is pending while a function runs
+                engine.standing.begin(duty.subscription.source)
             engine.appended(duty.subscription.source)
             engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
         return True
