@@ -171,7 +171,7 @@ class Logs:
 def events_after(logs: Logs, log: int, position: int, limit: int, types: EventTypes) -> list[Event[Any]]:
     """What `after` finds, as events. Each is made when its row is read: thousands of rows keep the collector busy."""
 
-    def make(rows: Iterable[Row]) -> list[Event[Any]]:
-        return [Event(*row, types) for row in rows]  # type: ignore[call-arg]
+    def make(rows: Iterable[Row]) -> list[Event[Any]]:  # taken apart: to pass *row on makes a list and another tuple
+        return [Event(a, b, c, d, e, f, g, h, i, types) for a, b, c, d, e, f, g, h, i in rows]
 
     return logs._after(log, position, limit, make, attrgetter("position"))

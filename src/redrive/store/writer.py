@@ -106,6 +106,7 @@ class Writer:
                 return
             if isinstance(item, Job):
                 run_here(item.run, item.done)
+            item = None  # what it was about is not to wait in memory for the next one
             self._store.checkpoint()
 
     def _append_waiting(self, first: Appending) -> Appending | Job | None:
