@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from redrive.event import NewEvent
+    from redrive.store.ahead import Ahead
     from redrive.store.books import Books
     from redrive.store.guards import Guards
     from redrive.store.keyed import Keyed
     from redrive.store.letters import Letters
     from redrive.store.log import Logs
+    from redrive.store.news import News
     from redrive.store.progress import Progress
     from redrive.store.sql import Row, Sql
 
@@ -267,6 +269,7 @@ class Store(Protocol):
     """A database that holds logs, progress, letters, state and the user's tables."""
 
     url: str
+    news: News  # what `changed` need not tell
     can_hold: bool  # has a transaction somebody who holds statements?
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[StoreTx]:
@@ -316,6 +319,10 @@ class Store(Protocol):
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run a job where writing happens; `done(result, error)` is called from there."""
+        ...
+
+    def ahead(self, job: Callable[[], Any], count: int) -> Ahead[Any] | None:
+        """Something to be read while so many works are being committed; None: it is better read after that."""
         ...
 
     @property

@@ -382,6 +382,10 @@ PRAGMA journal_mode
 -- name: doctor_synchronous
 PRAGMA synchronous
 
+-- name: doctor_pages
+-- "ok", or the first page that makes no sense; every page is read.
+PRAGMA quick_check(1)
+
 -- name: doctor_newest
 -- The latest time at which anything is known to have been written.
 SELECT max(at) FROM (SELECT max(coalesce(settled_at, 0), lease_set_at) AS at FROM redrive_progress

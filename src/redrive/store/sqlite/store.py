@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
+from redrive.store.ahead import Ahead, AtOnce, Lookout
 from redrive.store.books import Books
 from redrive.store.groups import Done, append_group, run_here
 from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
+from redrive.store.news import News
 from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
@@ -46,6 +48,10 @@ from redrive.store.sqlite.hold import Hold
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.stage import SqliteStage
 from redrive.store.writer import Writer
+
+T = TypeVar("T")
+
+AHEAD_MIN = 100  # works in a group from which on another thread reads meanwhile: to call one takes a tenth of a commit
 
 log = logging.getLogger("redrive")
 
@@ -165,10 +171,11 @@ class SqliteStore:
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
         self._seen_version = -1
-        self._seen_pulse: Any = None
+        self.news = News()
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         forking.watch(self)
         self._writer = None if inline else Writer(self)
+        self._lookout: Lookout | None = None  # begins when somebody has something for it
 
     def _open_writing(self, path: str, busy_timeout: float) -> None:
         full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
@@ -241,6 +248,7 @@ class SqliteStore:
     def _commit(self, tx: SqliteTx) -> None:
         assert not tx.hold, "statements were held and not run"
         if not tx.connection.in_transaction:  # SQLite itself rolled back (disk full inside a statement)
+            self._rollback(tx)  # what we remember of it is wrong, too
             raise StoreError(f"{self.path}: {ENDED}")
         try:
             tx.control(COMMIT)
@@ -351,19 +359,15 @@ class SqliteStore:
     def changed(self) -> bool:
         """Has anything been appended, or asked of an owner, since the last call, by whatever process?"""
         if self._watch is None:
-            return self._is_news(self._full.connection.total_changes)
+            return self.news.are_in((None, self._full.connection.total_changes))
         try:
             version = self._watch.execute("PRAGMA data_version").fetchone()[0]
             if version == self._seen_version:  # nobody has committed anything: the pulse costs five times as much
                 return False
             self._seen_version = version
-            return self._is_news(self._watch.execute(queries()["pulse"]).fetchone())
+            return self.news.are_in(self._watch.execute(queries()["pulse"]).fetchone())
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
-
-    def _is_news(self, pulse: Any) -> bool:
-        seen, self._seen_pulse = self._seen_pulse, pulse
-        return bool(seen != pulse)
 
     def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """No: only one connection may write at a time, and ours could not sync what another one commits."""
@@ -390,6 +394,16 @@ class SqliteStore:
             self._writer.submit(job, done)
         else:
             run_here(job, done)
+
+    def ahead(self, job: Callable[[], T], count: int) -> Ahead[T] | None:
+        """Something that the writer thread wants to be read while it waits for the disk (inline: at once)."""
+        if self._writer is None:
+            return AtOnce(job)
+        if count < AHEAD_MIN:
+            return None
+        if self._lookout is None:
+            self._lookout = Lookout(self.path)
+        return Ahead(self._lookout, job)
 
     @property
     def is_wanted(self) -> bool:
@@ -429,6 +443,8 @@ class SqliteStore:
         """Finish what was submitted, checkpoint, close."""
         if self._writer is not None:
             self._writer.stop()
+        if self._lookout is not None:
+            self._lookout.stop()
         with (
             nullcontext() if self.inside_transaction() else self._mutex
         ):  # an append may be under way in its own thread
