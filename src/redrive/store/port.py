@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from redrive.event import NewEvent
+    from redrive.store.ahead import Lookout
     from redrive.store.books import Books
     from redrive.store.guards import Guards
     from redrive.store.keyed import Keyed
@@ -293,6 +294,11 @@ class Store(Protocol):
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run a job where writing happens; `done(result, error)` is called from there."""
+        ...
+
+    @property
+    def lookout(self) -> Lookout | None:
+        """Who reads something while a commit is under way; None: nobody may."""
         ...
 
     @property

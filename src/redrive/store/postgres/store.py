@@ -248,6 +248,8 @@ class PostgresStore:
         else:
             run_here(job, done)
 
+    lookout = None  # another connection may lead to another server, which need not know what was settled here
+
     @property
     def is_wanted(self) -> bool:
         """Does anybody else wait to write here? A job that could go on asks, and makes room."""

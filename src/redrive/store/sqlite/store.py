@@ -20,6 +20,7 @@ from typing import Any
 from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
+from redrive.store.ahead import Lookout, NoLookout
 from redrive.store.books import Books
 from redrive.store.groups import Done, append_group, run_here
 from redrive.store.guards import Guards
@@ -159,6 +160,7 @@ class SqliteStore:
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         forking.watch(self)
         self._writer = None if inline else Writer(self)
+        self.lookout = NoLookout(path) if inline else Lookout(path)
 
     def _open_writing(self, path: str, busy_timeout: float) -> None:
         full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
@@ -417,6 +419,7 @@ class SqliteStore:
         """Finish what was submitted, checkpoint, close."""
         if self._writer is not None:
             self._writer.stop()
+        self.lookout.stop()
         with (
             nullcontext() if self.inside_transaction() else self._mutex
         ):  # an append may be under way in its own thread
