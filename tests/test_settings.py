@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from redrive.errors import UsageError
 from redrive.settings import (
     LetterSettings,
-    ReplaySettings,
     RetrySettings,
     Settings,
     SubscriptionSettings,
@@ -21,7 +21,6 @@ from redrive.settings import (
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "guide" / "settings.md"
-SOURCE = ROOT / "src" / "redrive" / "settings.py"
 
 
 def write(folder: Path, text: str) -> Path:
@@ -255,32 +254,17 @@ def test_overrides_for_a_subscription_that_does_not_exist_are_refused() -> None:
     assert check_subscriptions(settings, ["charge"]) is None  # type: ignore[func-returns-value]
 
 
-def options(struct: type) -> dict[str, str]:
-    """Each option of a struct with the comment beside it in the source."""
-    source = SOURCE.read_text(encoding="utf-8")
-    body = source[source.index(f"class {struct.__name__}(") :].split("\n\n\n")[0]
-    commented = dict(re.findall(r"^    (\w+): .+? = .+?  # (.+)$", body, re.MULTILINE))
-    tables = {"retry", "letters", "replay", "subscriptions"}
-    assert set(commented) == set(struct.__struct_fields__) - tables, "an option has no reason beside it"  # type: ignore[attr-defined]
-    return commented
-
-
 def rows(heading: str) -> list[list[str]]:
     section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in line] for line in lines]
 
 
-def test_the_page_lists_every_option_with_its_reason() -> None:
-    assert {name.strip("`"): why for name, _, why in rows("Options")} == options(Settings)
-
-
-def test_the_page_lists_every_option_of_a_subscription() -> None:
-    retry = {f"retry.{name}": why for name, why in options(RetrySettings).items()}
-    letters = {f"letters.{name}": why for name, why in options(LetterSettings).items()}
-    listed = {name.strip("`"): why for name, why in rows("Options of one subscription")}
-    replay = {f"replay.{name}": why for name, why in options(ReplaySettings).items()}
-    assert listed == options(SubscriptionSettings) | retry | letters | replay
+def test_the_tables_on_the_page_are_written_from_the_code() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "write_settings.py"))
+    assert script["page"]() == PAGE.read_text(encoding="utf-8"), "run scripts/write_settings.py"
+    assert {name.strip("`") for name, _, _ in rows("Options")} == set(Settings.__struct_fields__) - {"subscriptions"}
+    assert "`retry.wait`" in {name for name, _ in rows("Options of one subscription")}
 
 
 def test_the_defaults_on_the_page_are_the_defaults(tmp_path: Path) -> None:

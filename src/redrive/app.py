@@ -152,9 +152,9 @@ class App(Declarations):
         wanted, unwanted = None if only is None else set(only), set(exclude)
         for name in sorted((wanted or set()) | unwanted):
             if name not in self.subscriptions:
-                raise UsageError(
-                    f"there is no subscription {name!r}; this app has {', '.join(self.subscriptions) or 'none'}"
-                )
+                from redrive.replay.deed import hint
+
+                raise UsageError(f"there is no subscription {name!r} in this app; {hint(name, [*self.subscriptions])}")
         for one in self.subscriptions.values():
             if missing := [name for name in one.only if name not in self.subscriptions]:
                 raise UsageError(f"mirror {one.name!r}: only= names {missing[0]!r}, which this app does not have")

@@ -89,20 +89,16 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, gc=False):  # 
         """The data as stored."""
         return self.data_raw
 
-    def with_data(self, raw: bytes) -> Event[Any]:
-        """The same event with other data."""
-        return Event(
-            self.position,
-            self.id,
-            self.type,
-            self.key,
-            self.version,
-            self.schema or 1,  # what a broker gave and was no event is one now
-            self.time_us,
-            self.headers_raw,
-            raw,
-            self.types,
-        )
+    @property
+    def edits(self) -> int:
+        """How often its data was edited, in a letter of the subscription that it is given to."""
+        return 0
+
+    def with_data(self, raw: bytes, edits: int = 1) -> Event[Any]:
+        """The same event with other data, after so many edits."""
+        schema = self.schema or 1  # what a broker gave and was no event is one now
+        row = (self.position, self.id, self.type, self.key, self.version, schema, self.time_us, self.headers_raw, raw)
+        return _Edited(*row, self.types, UNSET, edits)
 
     def forget(self) -> None:
         """Decode the data anew at the next access: a function that runs again must not see its own changes."""
@@ -133,6 +129,16 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, gc=False):  # 
             self.headers_raw,
             self.data_raw,
         )
+
+
+class _Edited(Event[Any], frozen=True, eq=False, gc=False):
+    """One whose data was edited; few are, and the others need not carry the number."""
+
+    number: int = 1
+
+    @property
+    def edits(self) -> int:
+        return self.number
 
 
 def from_row(row: tuple[Any, ...], types: EventTypes) -> Event[Any]:

@@ -16,7 +16,7 @@ from redrive.policy.decide import Policy
 from redrive.policy.healing import AutoReplay
 from redrive.policy.keys import name_of
 from redrive.policy.limiter import Bucket
-from redrive.policy.outcome import Blocked, Failed, Outcome
+from redrive.policy.outcome import Blocked, Failed, Outcome, Postponed
 from redrive.policy.patterns import matches
 from redrive.policy.rules import Rules, overruled, written
 from redrive.settings import LetterSettings
@@ -89,7 +89,7 @@ class Subscription:
         match outcome:
             case Blocked():
                 return self.dependency
-            case Failed(error):
+            case Failed(error=error) | Postponed(error=BaseException() as error):
                 counts = blames_a_dependency if self.breaker is None else self.breaker.counts
                 return self.dependency if counts(error) else None
         return None
@@ -144,6 +144,11 @@ def check_breaker(mine: Subscription, others: Iterable[Subscription]) -> None:
         raise UsageError(f"{mine.name}: the name of a breaker does not end with a slash: breaker(name)")
     for other in others:
         theirs = other.breaker_name
+        if theirs == mine.breaker_name and (rule := other.breaker) and rule.pace != mine.breaker.pace:
+            raise UsageError(
+                f"{mine.name} and {other.name} share the breaker {mine.dependency!r}, and say otherwise when it opens: "
+                "give both the same failures=, cooldown= and probes=, or one of them another name"
+            )
         for one, two in ((mine.breaker_name, theirs), (theirs, mine.breaker_name)):
             if one and two and one != two and one.endswith("/") and two.startswith(one):
                 raise UsageError(

@@ -92,6 +92,18 @@ def size(value: str | int) -> int:
     return count
 
 
+def show_size(count: int) -> str:
+    """A number of bytes as somebody would write it, exactly.
+
+    >>> show_size(65536), show_size(2_000_000), show_size(77)
+    ('64KiB', '2MB', '77B')
+    """
+    for unit in ("GiB", "GB", "MiB", "MB", "KiB", "kB"):
+        if count and count % _BYTES[unit] == 0:
+            return f"{count // _BYTES[unit]}{unit}"
+    return f"{count}B"
+
+
 def address(value: str) -> str:
     """A place to listen at, "HOST:PORT" or "[IPV6]:PORT", or "off"; port 0 is any that is free.
 

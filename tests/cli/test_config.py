@@ -67,6 +67,7 @@ def test_every_source_is_named(inside: Any, folder: Path, monkeypatch: pytest.Mo
     assert found["log_format"] == ("json", "profile", f"{folder / file} [profiles.production]")
     assert found["batch_max"] == (7, "environment", "REDRIVE_BATCH_MAX")
     assert found["halt_wait_max"] == ("30s", "default", None)
+    assert (found["track_memory_max"][0], found["error_text_max"][0]) == ("64MiB", "8KiB")
     mine = {name.removeprefix("subscriptions."): one for name, one in found.items() if name.startswith("subscriptions")}
     assert mine["charge.concurrency"] == (8, "environment", "REDRIVE_SUBSCRIPTIONS__CHARGE__CONCURRENCY")
     assert mine["charge.retry.attempts"] == (9, "program", None)

@@ -283,6 +283,12 @@ def test_the_words_of_others_work_too(failed: Any) -> None:
     answer = failed.redrive("dlq", "replay-all", "--yes", "--store", "shop.db")
     assert (answer.code, answer.out.splitlines()[0]) == (0, "operation 1: 4 selected = 4 waiting")
     failed.redrive("ops", "cancel", "1", "--yes", "--store", "shop.db")
+    answer = failed.redrive("dlq", "replay-all", "-s", "revenue", "--rate", "50/s", "--yes", "--store", "shop.db")
+    assert (answer.code, answer.out.splitlines()[0]) == (0, "operation 2: 2 selected = 2 waiting")
+    failed.redrive("ops", "cancel", "2", "--yes", "--store", "shop.db")
+    chosen = failed.redrive("dlq", "list", "--limit", "1", "--store", "shop.db", "--json").json[0]["id"]
+    answer = failed.redrive("dlq", "purge", str(chosen), "--reason", "old", "--yes", "--store", "shop.db")
+    assert (answer.code, answer.out.splitlines()[0]) == (0, "operation 3: 1 selected = 1 applied")
     assert failed.redrive("dlq", "purge", "--reason", "old", "--store", "shop.db").code == 2
     assert failed.redrive("dlq", "purge", "--reason", "old", "--yes", "--store", "shop.db").code == 0
     assert "dead" not in states(failed)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from redrive import App, Event, Reject, Tx, no_retry
+from redrive.replay import machine
 from redrive.replay.doctor import Finding, examine
 from redrive.replay.machine import examine_machine, kind_of
 from redrive.settings import Settings
@@ -59,9 +60,9 @@ def test_a_healthy_store_says_what_was_looked_at(inside: Any, store: str) -> Non
     assert answer.code == 0, answer.err
     assert max(map(len, answer.out.splitlines())) <= 80
     found = findings(inside("doctor", "--store", store, "--json"))
-    assert {"file system", "free space", "write-ahead log", "write lock", "durability", "sqlite", "clock", "settings",
-            "subscriptions"} == set(found)  # fmt: skip
-    assert [one["state"] for name, one in found.items() if name not in ("file system", "free space")] == ["ok"] * 7
+    assert {"file system", "free space", "write-ahead log", "write lock", "durability", "sqlite", "pages", "clock",
+            "settings", "subscriptions"} == set(found)  # fmt: skip
+    assert [one["state"] for name, one in found.items() if name not in ("file system", "free space")] == ["ok"] * 8
     assert list(found["clock"]) == ["check", "state", "message", "advice", "subscription"]
 
 
@@ -95,6 +96,32 @@ def test_an_illness_is_found_and_told_its_cure(inside: Any, store: str, check: s
     assert found["advice"]
     assert found["subscription"] == (None if check == "clock" else "totals")
     assert check in inside("doctor", "--store", store).out
+
+
+def test_a_page_that_nobody_reads_is_found_to_be_damaged(inside: Any, store: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute("CREATE TABLE mine (n INTEGER PRIMARY KEY, text TEXT)")
+        connection.executemany("INSERT INTO mine (text) VALUES (?)", [("x" * 1000,)] * 50)
+        connection.commit()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    with open(store, "r+b") as file:
+        file.seek((pages - 3) * 4096)
+        file.write(b"\xff" * 100)
+    answer = inside("doctor", "--store", store, "--json")
+    assert answer.code == 3
+    assert findings(answer)["pages"]["state"] == "problem"
+    assert "backup" in findings(answer)["pages"]["advice"]
+    assert max(map(len, inside("doctor", "--store", store).out.splitlines())) <= 80
+
+
+def test_the_pages_of_a_large_file_are_left_to_its_owner(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PAGES_READ_MAX", 1)
+    app = App(store)
+    found = {one.check: one for one in examine(app.runtime.store, app.runtime.env, Settings())}
+    app.close()
+    assert (found["pages"].state, "not looked at" in found["pages"].message) == ("ok", True)
+    assert "quick_check" in found["pages"].advice
 
 
 def test_who_waits_behind_a_dead_letter_is_not_late(inside: Any, store: str) -> None:

@@ -162,6 +162,8 @@ def test_workers_in_words_and_as_json(inside: Any, store: str) -> None:
     said, [worker] = asyncio.run(look())
     app.close()
     assert said.code == 0
-    assert [line.split()[-4:-2] for line in said.out.splitlines()[1:]] == [["totals", "1/2"], ["totals", "2/2"]]
+    owned = re.findall(r"  (totals ./2)  (?:just now|\d+s ago)$", said.out, re.MULTILINE)
+    assert owned == ["totals 1/2", "totals 2/2"]
+    assert "…" not in said.out, "who owns what, since when and with which version is told in eighty columns"
     assert (worker.state, worker.runs) == ("working", ("totals",))
     assert inside("workers", "--store", store, "--json").json == []

@@ -23,6 +23,8 @@ def test_only_and_except_choose_subscriptions(shop: Any) -> None:
     assert shop.redrive("run", "shop:app", "--until-idle", "--only", "charge").code == 0
     assert shop.query("SELECT count(*) FROM redrive_subscriptions") == [(1,)]
     assert shop.redrive("run", "shop:app", "--until-idle", "--except", "charge,nothing").code == 2
+    answer = shop.redrive("run", "shop:app", "--until-idle", "--only", "revenu")
+    assert (answer.code, "did you mean 'revenue'?" in answer.err) == (2, True)
     assert shop.redrive("run", "shop:app", "--until-idle", "--except", "charge").code == 0
     assert shop.query("SELECT cents FROM revenue") == [(1,)]
 

@@ -25,6 +25,7 @@ PLACES = (
     "lease.committed:1", "lease.committed:4", "batch.read:1", "batch.read:3", "batch.committed:2", "letter.committed:1",
     "round.called:1", "round.called:3", "round.committed:2",
 )  # fmt: skip
+SETTLED = "CREATE TRIGGER settled AFTER UPDATE OF position, applied, ignored ON redrive_progress"
 
 
 def is_stopped(child: Child) -> bool:
@@ -61,16 +62,17 @@ def test_a_worker_that_sleeps_longer_than_its_lease_commits_nothing(
 
 @pytest.mark.parametrize("place", ["batch.read:1", "batch.read:4", "round.called:1", "round.called:2"])
 def test_a_worker_that_was_robbed_in_its_sleep_settles_nothing_before_it_owns_it_again(
-    place: str, zygote: Zygote, tmp_path: Path
+    place: str, zygote: Zygote, tmp_path: Path, store: str | None
 ) -> None:
     """Progress is where the sleeper left it, only the epoch has moved: as after an owner that did nothing."""
-    world = World(zygote, tmp_path, env=SHORT)
+    world = World(zygote, tmp_path, env=SHORT, store=store)
     assert world.producer(12).wait() == 0
-    world.change(
-        "CREATE TABLE settlings (epoch INTEGER)",
-        "CREATE TRIGGER settled AFTER UPDATE OF position, applied, ignored ON redrive_progress"
-        " BEGIN INSERT INTO settlings VALUES (NEW.epoch); END",
-    )
+    note = "BEGIN INSERT INTO settlings VALUES (NEW.epoch); END"
+    if store is not None:
+        noted = note.replace("END", "RETURN NULL; END")
+        world.change(f"CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS '{noted}'")
+        note = "FOR EACH ROW EXECUTE FUNCTION noted()"
+    world.change("CREATE TABLE settlings (epoch INTEGER)", f"{SETTLED} {note}")
     sleeper = world.worker(stop_at=place, heard="sleeper")
     wait_until(lambda: is_stopped(sleeper), what=f"{place} is reached")
     world.change("UPDATE redrive_progress SET epoch = epoch + 1, owner = NULL, lease_until = 0")

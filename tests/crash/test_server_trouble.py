@@ -15,7 +15,7 @@ from redrive.testing.servers import Server
 
 MOMENTS = 7  # at which the trouble comes, of what a producer says
 TURNS = [(signal.SIGKILL, 10), (signal.SIGKILL, 10), (signal.SIGINT, 2), (signal.SIGQUIT, 2)]
-TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+STRIKE = "SELECT pg_{}_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +77,17 @@ def test_a_server_that_dies_and_comes_back_costs_nothing(
     finish(world)
 
 
-def test_connections_that_end_all_the_time_cost_nothing(server: Server, world: World) -> None:
+@pytest.mark.parametrize("verb", ["terminate", "cancel"])
+def test_connections_and_statements_that_end_all_the_time_cost_nothing(server: Server, world: World, verb: str) -> None:
     worker, producer = started(world), world.producer(60)
     name = world.path.rpartition("/")[2]
     with psycopg.connect(server.url, autocommit=True) as administrator:
 
         def strike() -> bool:
-            administrator.execute(TERMINATE, (name,))
+            administrator.execute(STRIKE.format(verb).encode(), (name,))
             return producer.ended
 
-        wait_until(strike, every=0.2)
+        wait_until(strike, every=0.2 if verb == "terminate" else 0.005)  # one that is idle does not notice the latter
     assert producer.wait() == 0, producer.said
     wait_until(lambda: is_drained(world))
     worker.signal(signal.SIGTERM)

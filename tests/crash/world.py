@@ -136,7 +136,12 @@ class World:
             connection.close()
 
     def change(self, *statements: str) -> None:
-        """What a user with the stdlib does."""
+        """What a user with the driver alone does."""
+        if is_postgres(self.path):
+            with psycopg.connect(self.path) as server:
+                for statement in statements:
+                    server.execute(re.sub(r"\bredrive_(?=[a-z])", "redrive.", statement).encode())
+            return
         connection = sqlite3.connect(self.path, timeout=30)
         with connection:
             for statement in statements:

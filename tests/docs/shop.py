@@ -13,7 +13,8 @@ orders, receipts, logins = app.log("orders"), app.log("receipts"), app.log("logi
 
 RATES = {"EUR": 1.0, "USD": 0.92}
 REVENUE = "customer TEXT PRIMARY KEY, cents INTEGER NOT NULL"
-ADD = "INSERT INTO revenue VALUES (:who, :cents) ON CONFLICT (customer) DO UPDATE SET cents = cents + excluded.cents"
+ADD = """INSERT INTO revenue VALUES (:who, :cents)
+    ON CONFLICT (customer) DO UPDATE SET cents = revenue.cents + excluded.cents"""
 
 
 @app.projection(orders, "order.placed", tables={"revenue": REVENUE}, retry=no_retry)

@@ -27,6 +27,7 @@ SECONDS_MAX = 60.0
 
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAM = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SERVER = re.compile(r"postgresql://\w+@db\.example/\w+")  # which is a server of the tests' own
 CODE = re.compile(r"#.*exit code (\d)$")
 
 # Commands of the machine: whether they exist, and what they print here, is not ours to test.
@@ -196,8 +197,7 @@ def open_shell(folder: Path, **more: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def check_page(page: Path, folder: Path) -> None:
-    text = page.read_text("utf-8")
+def check_page(text: str, folder: Path) -> None:
     for name, program in PROGRAM.findall(text):
         (folder / name).write_text(program)
     shell = open_shell(folder)
@@ -237,14 +237,17 @@ def test_every_runbook_says_what_to_see_where_to_look_what_to_do_and_when_it_is_
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_every_command_of_a_page_works_when_it_is_typed(page: Path, shop: Path) -> None:
-    if PROGRAM.search(page.read_text("utf-8")):  # it brings its own program, and begins with nothing else
+def test_every_command_of_a_page_works_when_it_is_typed(page: Path, shop: Path, request: pytest.FixtureRequest) -> None:
+    text = page.read_text("utf-8")
+    if SERVER.search(text):
+        text = SERVER.sub(request.getfixturevalue("postgres_url"), text)
+    if PROGRAM.search(text):  # it brings its own program, and begins with nothing else
         for path in (shop / "redrive.toml", shop / "shop.py", *shop.glob("shop.db*")):
             path.unlink()
-        check_page(page, shop)
+        check_page(text, shop)
         return
     with worker(shop):
-        check_page(page, shop)
+        check_page(text, shop)
     redrive(shop, "verify", "--app", "shop:app")
     over = OVER.get(name_of(page))
     assert over is None or dead(shop) == over

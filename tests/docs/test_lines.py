@@ -66,6 +66,14 @@ def test_every_block_is_of_a_kind_that_is_checked() -> None:
     assert [one for one in sorted(found) if one[1] not in CHECKED] == []
 
 
+def test_no_command_hides_in_a_block_that_nobody_types() -> None:
+    command = re.compile(r"^(?:\w+=\S+ )*(?:redrive|pip|python|systemctl|psql|\./run\.sh) ", re.MULTILINE)
+    for page in PAGES:
+        for kind, text in BLOCK.findall(page.read_text("utf-8")):
+            assert kind != "text" or page.name == "cli-reference.md", name_of(page)
+            assert kind or not command.search(text), f"{name_of(page)}:\n{text}"
+
+
 def test_every_python_block_outside_the_guide_is_an_example() -> None:
     """Those of the guide are run as one program per page."""
     for page in PAGES:

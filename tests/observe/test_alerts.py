@@ -29,7 +29,7 @@ WORDS = {
     "how": {"retry", "replay"},
     "outcome": {"recovered", "buried", *Ending},
     "fate": {"kept", "bypass", "dropped"},
-    "result": {"applied", "failed", "skipped", "waiting"},
+    "result": {"applied", "failed", "skipped", "waiting", "well", "unwell"},
 }
 # For people who look at one process, or build their own: not worth a place on everybody's wall.
 UNSEEN = {"redrive_operated_total", "redrive_resumed_total", "redrive_stopping_total"}

@@ -195,9 +195,17 @@ def test_who_can_be_asked_is_asked_while_its_breaker_is_open_and_is_back_long_be
         shop.put(20)
         shop.harness.advance("30s")
         assert 4 <= shop.crm.asked <= 6, "every five seconds"
+        assert shop.value("redrive_probes_total", "crm", "unwell") == shop.crm.asked
+        (told, *_) = [signal for signal in shop.harness.signals if isinstance(signal, sig.Probed)]
+        assert (told.well, told.error_type, told.error_message) == (False, "ConnectionRefusedError", "nobody listens")
+        (found,) = shop.app.operate().breakers.list()
+        assert shop.harness.clock.now() - found.since == pytest.approx(30, abs=2), (
+            "open since then, however often asked"
+        )
         shop.crm.is_down = False
         shop.harness.advance("10s")
         assert shop.value("redrive_breaker_state", "crm") == 0
+        assert shop.value("redrive_probes_total", "crm", "well") == 1
         asked = shop.crm.asked
         shop.harness.advance("1m")
         assert shop.crm.asked == asked, "nobody asks who is well"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
+import redrive.store.postgres.listen
 from redrive import App
 from redrive.runner.wake import Wake, listen
 from redrive.store.postgres import PostgresStore
-from redrive.store.postgres.sql import PostgresSql
+from redrive.store.postgres.params import translate
+from redrive.store.postgres.sql import PostgresSql, statements
 
 
 class HandBell:
@@ -63,7 +66,15 @@ def test_what_comes_while_one_works_is_not_forgotten() -> None:
     asyncio.run(program())
 
 
-def test_the_store_rings_for_what_nobody_has_looked_at_and_for_what_others_append(postgres_url: str) -> None:
+@pytest.mark.parametrize("means", ["listening", "looking"])
+def test_the_store_rings_for_what_nobody_has_looked_at_and_for_what_others_append(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, means: str
+) -> None:
+    """Each is enough by itself: who listens may be blind, and who looks may be deaf."""
+    if means == "listening":
+        monkeypatch.setitem(cast(Any, statements()), "pg_pulse", translate("SELECT 1 WHERE false", named=True))
+    else:
+        monkeypatch.setattr(redrive.store.postgres.listen, "LISTEN", "LISTEN nobody")
     store, other = PostgresStore(postgres_url), App(postgres_url)
     rung = threading.Semaphore(0)
     try:
@@ -72,8 +83,9 @@ def test_the_store_rings_for_what_nobody_has_looked_at_and_for_what_others_appen
         assert rung.acquire(timeout=30)
         while rung.acquire(blocking=False):
             pass
-        other.log("orders").append("placed", 1)
-        assert rung.acquire(timeout=30)
+        for number in range(3):  # the first look of all rings, too
+            other.log("orders").append("placed", number)
+            assert rung.acquire(timeout=30)
     finally:
         store.close()
         other.close()

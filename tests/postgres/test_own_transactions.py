@@ -6,7 +6,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any, cast
 
 import psycopg
@@ -51,7 +51,7 @@ def stored(app: App) -> tuple[list[Any], list[int]]:
 
 def test_a_psycopg_transaction_commits_row_and_event_together(app: App, postgres_store: str) -> None:
     with psycopg.connect(postgres_store, row_factory=dict_row) as connection:
-        connection.execute("SET lock_timeout = '7s'")
+        connection.execute("SET lock_timeout = '7s'; SET TimeZone = 'Asia/Tokyo'")
         connection.execute("INSERT INTO mine VALUES (1)")
         app.log("orders").append("order.placed", 1, key="a", tx=connection)
         app.log("orders").append_many([{"type": "order.placed", "data": 2, "key": "a"}], tx=connection)
@@ -96,6 +96,21 @@ def test_what_cannot_be_kept_is_refused(app: App, engine: sqlalchemy.Engine, pos
         append("order.placed", tx=outside)
     with pytest.raises(UsageError, match="SQLAlchemy"):
         append("order.placed", tx=object())
+    assert stored(app) == ([], [])
+
+
+@pytest.mark.parametrize("holds", ["nothing", "a store"])
+def test_a_connection_to_another_database_is_refused(app: App, postgres_url: str, holds: str) -> None:
+    if holds == "a store":
+        with closing(App(postgres_url)) as another:
+            another.log("orders").append("order.placed", 1)
+    with psycopg.connect(postgres_url) as connection:
+        with pytest.raises(UsageError, match="another database would have two commits"):
+            app.log("orders").append("order.placed", 2, tx=connection)
+        connection.execute("SELECT 1")  # and its transaction may go on
+        connection.rollback()
+        with pytest.raises(UsageError, match="another database"):
+            app.log("orders").cancel("x", tx=connection)
     assert stored(app) == ([], [])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, breaker, retry
+from redrive import App, UsageError, breaker, retry
 from redrive.testing import Harness
 
 PATIENT = retry(attempts=9, wait="1s")
@@ -71,3 +71,14 @@ def test_permits_do_not_pile_up_while_calls_are_slow(app: App, harness: Harness)
     assert len(times) == 30
     for first, sixth in zip(times[1:], times[6:], strict=False):
         assert sixth - first >= 0.29  # one that was saved up, one in hand, and then ten a second
+
+
+def test_who_shares_a_breaker_says_the_same_of_it(app: App) -> None:
+    def call(event: Any) -> None: ...
+
+    orders = app.log("orders")
+    app.on(orders, name="book", start="now", breaker=breaker("bank", failures=3))(call)
+    app.on(orders, name="refund", start="now", breaker=breaker("bank", failures=3, on=OSError, when_open="bury"))(call)
+    for odd in ({}, {"failures": 3, "probes": 1}, {"failures": 3, "cooldown": "10s"}):
+        with pytest.raises(UsageError, match="share the breaker 'bank'"):
+            app.on(orders, name="charge", start="now", breaker=breaker("bank", **odd))(call)

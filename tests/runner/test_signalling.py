@@ -74,6 +74,7 @@ def test_every_signal_is_told_by_something_that_happens(app: App, start: Any) ->
     rival.restart()
     told = {type(signal) for one in (harness, rival) for signal in one.signals}
     told.add(sig.HandlerStuck)  # it takes a real thread: see test_overrunning
+    told.add(sig.Probed)  # it takes a sink: see tests/observe/test_e11y.py
     # What comes before the store is told by tests/tracking.
     told |= {sig.Spooled, sig.SpoolTaken, sig.SpoolDamaged, sig.TrackDropped, sig.TrackRefused, sig.TrackLimited}
     assert [kind.__name__ for kind in sig.ALL if kind not in told] == []

@@ -72,9 +72,16 @@ def test_what_was_committed_survives_the_servers_death(server: Server) -> None:
     psycopg.connect(server.url).close()
 
 
-def test_a_server_ends_with_the_process_that_started_it() -> None:
-    program = "from redrive.testing.servers import Server; s = Server(); print(s.url, s._folder, flush=True); input()"
-    parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("is_closed", [False, True], ids=["as installed", "below a closed folder"])
+def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, is_closed: bool) -> None:
+    program = (
+        "import sys; from pathlib import Path; from redrive.testing.servers import Server\n"
+        "s = Server(binaries=Path(sys.argv[1])); print(s.url, s._folder, flush=True); input()"
+    )
+    binaries = _below_a_closed_folder(tmp_path / "home") if is_closed else servers._wheel()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(binaries)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdin is not None and parent.stdout is not None
     url, folder = parent.stdout.readline().split()
     psycopg.connect(url).close()
@@ -87,14 +94,19 @@ def test_a_server_ends_with_the_process_that_started_it() -> None:
     parent.stdout.close()
 
 
-def test_binaries_below_a_closed_folder_are_copied(tmp_path: Path) -> None:
-    """A checkout in root's home, which nobody else may enter; its mode stays as it is."""
+def _below_a_closed_folder(home: Path) -> Path:
+    """As in a checkout in root's home, which nobody else may enter."""
     package = servers._wheel().parent.parent
-    home = tmp_path / "home"
     for folder in (package / servers.INSTALLED, package.with_name(f"{package.name}.libs")):
         shutil.copytree(folder, home / folder.relative_to(package.parent), symlinks=True)
     home.chmod(0o700)
-    server = Server(binaries=home / package.name / servers.INSTALLED / "bin")
+    return home / package.name / servers.INSTALLED / "bin"
+
+
+def test_binaries_below_a_closed_folder_are_copied(tmp_path: Path) -> None:
+    """Its mode stays as it is."""
+    home = tmp_path / "home"
+    server = Server(binaries=_below_a_closed_folder(home))
     psycopg.connect(server.url).close()
     assert home.stat().st_mode & 0o777 == 0o700
     copied = server._binaries.is_relative_to(server._folder)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from redrive.store.port import LetterRow
 
 reason_needed = click.option("--reason", required=True, help="Why; goes into the audit.")
+CHOICES = ("ids", "subscription", "event_type", "key", "why", "error", "fingerprint", "since", "until")
 NONE_WAITS = "nothing waits behind"
 lane_option = click.option("--lane", is_flag=True, help="Also what waits behind them.")
 
@@ -94,38 +95,20 @@ def resolve(
     return _close("resolve", selection, lane, reason, yes, store, program, as_json)
 
 
-@click.command("replay-all", hidden=True)
-@yes_option
-@store_option
-@app_option
-@json_option
-@click.pass_context
-def replay_all(context: click.Context, yes: bool, store: str | None, program: str | None, as_json: bool) -> Any:
-    """The same as `replay --all`."""
-    given = ["--all", *(["--yes"] if yes else []), *(["--json"] if as_json else [])]
-    return _same_as(context, replay, given, store, program)
+def _alias(name: str, command: click.Command) -> click.Command:
+    """What other tools call a verb: all letters are meant, unless some are chosen as everywhere."""
+    do = command.callback
+    assert do is not None
+
+    def everything_unless(**options: Any) -> Any:
+        options["everything"] |= not any(options[choice] for choice in CHOICES)
+        return do(**options)
+
+    help_text = f"The same as `{command.name} --all`, or as `{command.name}` where letters are chosen."
+    return click.Command(name, params=command.params, callback=everything_unless, help=help_text, hidden=True)
 
 
-@click.command(hidden=True)
-@reason_needed
-@yes_option
-@store_option
-@app_option
-@json_option
-@click.pass_context
-def purge(context: click.Context, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> Any:
-    """The same as `discard --all`."""
-    given = ["--all", "--reason", reason, *(["--yes"] if yes else []), *(["--json"] if as_json else [])]
-    return _same_as(context, discard, given, store, program)
-
-
-def _same_as(
-    context: click.Context, command: click.Command, given: list[str], store: str | None, program: str | None
-) -> Any:
-    given += ["--store", store] if store else []
-    given += ["--app", program] if program else []
-    with command.make_context(command.name, given, parent=context.parent) as inner:
-        return command.invoke(inner)
+replay_all, purge = _alias("replay-all", replay), _alias("purge", discard)
 
 
 def _chosen(app: App, selection: Selection, limit: int | None) -> list[LetterRow]:

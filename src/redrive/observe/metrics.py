@@ -96,6 +96,7 @@ LANES_FULL = _counter("redrive_lane_full_total", "subscription", "Times that int
 BREAKER_OPENED = _counter("redrive_breaker_opened_total", "breaker", "Times that a breaker opened.")
 BREAKER_PROBING = _counter("redrive_breaker_probing_total", "breaker", "Times that probing a dependency began.")
 BREAKER_CLOSED = _counter("redrive_breaker_closed_total", "breaker", "Times that a breaker closed again.")
+PROBES = _counter("redrive_probes_total", "breaker result", "Times that a sink was asked how it is: well or unwell.")
 AUTO_REPLAYED = _counter(
     "redrive_auto_replayed_total", "subscription how", "Dead letters replayed automatically, by cron or recovery."
 )
@@ -158,6 +159,7 @@ HEARD: tuple[Heard, ...] = (
     Heard(sig.BreakerOpened, BREAKER_OPENED, _breaker),
     Heard(sig.BreakerProbing, BREAKER_PROBING, _breaker),
     Heard(sig.BreakerClosed, BREAKER_CLOSED, _breaker),
+    Heard(sig.Probed, PROBES, lambda s: (s.breaker, "well" if s.well else "unwell")),
     Heard(sig.AutoReplayed, AUTO_REPLAYED, lambda s: (s.subscription, s.cause), lambda s: float(s.count)),
     Heard(sig.AutoReplayEnded, AUTO_REPLAYS, lambda s: (s.subscription, s.how)),
     Heard(sig.RuleBroken, RULES_BROKEN, _subscription),

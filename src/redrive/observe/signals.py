@@ -189,6 +189,16 @@ class BreakerClosed(Signal, frozen=True):
     key: str = ""
 
 
+class Probed(Signal, frozen=True):
+    """A sink whose breaker is open was asked how it is; if it is not well, what it said."""
+
+    subscription: str
+    breaker: str
+    well: bool
+    error_type: str
+    error_message: str
+
+
 class AutoReplayed(Signal, frozen=True):
     """Dead letters were sent round again without anybody asking; `cause` is cron or recovery."""
 
@@ -269,7 +279,7 @@ class Stopping(Signal, frozen=True):
 ALL: tuple[type[Signal], ...] = (
     Appended, Scheduled, CameDue, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken,
     LeaseReleased, LeaseLost, Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed,
-    AutoReplayed, AutoReplayEnded, RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused,
+    Probed, AutoReplayed, AutoReplayEnded, RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused,
     TrackLimited, Stopping,
 )  # fmt: skip
 

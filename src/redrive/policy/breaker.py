@@ -85,6 +85,11 @@ class Rule:
     when_open: WhenOpen = "pause"
     per: Per | None = None  # one for each key, rather than one for all
 
+    @property
+    def pace(self) -> tuple[int, float, int]:
+        """What all who share it have to agree on; which errors count, and what waits, is each one's own."""
+        return self.failures, self.cooldown, self.probes
+
     def counts(self, error: BaseException) -> bool:
         """Does this error speak against the dependency, rather than against the event or the code?"""
         if self.on is None:
@@ -126,7 +131,7 @@ def admit(breaker: Breaker, rule: Rule, now: float, in_flight: int) -> Admission
         case State.CLOSED:
             return Admission(breaker, math.inf, 0.0)
         case State.OPEN:
-            breaker = _rebased(breaker, now)
+            breaker = _rebased(breaker, rule, now)
             if now < breaker.until:
                 return Admission(breaker, 0, breaker.until - now)
             breaker = Breaker(next_state(breaker.state, Verb.COOL), since=now)
@@ -155,7 +160,7 @@ def after_probe(breaker: Breaker, rule: Rule, good: bool, now: float) -> Breaker
         return breaker
     if good:
         return Breaker(next_state(breaker.state, Verb.COOL), since=now)
-    return breaker._replace(since=now, until=now + rule.cooldown)
+    return breaker._replace(since=min(breaker.since, now), until=now + rule.cooldown)
 
 
 def ramp_left(breaker: Breaker, now: float) -> float:
@@ -210,11 +215,11 @@ def _open(breaker: Breaker, rule: Rule, verb: Verb, now: float) -> Breaker:
     return Breaker(next_state(breaker.state, verb), since=now, until=now + rule.cooldown)
 
 
-def _rebased(breaker: Breaker, now: float) -> Breaker:
+def _rebased(breaker: Breaker, rule: Rule, now: float) -> Breaker:
     """Open since a time that is yet to come: the clock was set back, and the cooldown starts over, once."""
     if math.isinf(breaker.until) or now >= breaker.since:
         return breaker
-    delay = min(breaker.until - breaker.since, COOLDOWN_MAX_S)
+    delay = min(breaker.until - breaker.since, rule.cooldown)
     return breaker._replace(since=now, until=now + delay)
 
 

@@ -120,7 +120,8 @@ def _rule_for_type(call: Call) -> Retry:
 
 def _try_again(rule: Retry, failure: Failure, call: Call, after: float | None = None) -> Action:
     if call.shut_for is not None and not call.replay:
-        return act.Park(call.now + call.shut_for, call.shut_for, failure, spent=False)
+        pause = max(call.shut_for, after or 0.0)  # who said when to come back is not asked earlier
+        return act.Park(call.now + pause, pause, failure, spent=False)
     if call.replay or call.attempt >= rule.attempts:
         return _bury(act.ATTEMPTS_EXHAUSTED, failure, call)
     # The function knows better than the rule when to come back: its time is taken as it is.

@@ -46,6 +46,9 @@ class Postponed:
 
     failure: Failure
     after: float | None
+    error: BaseException | None = (
+        None  # only ever asked what it is: the other side may have said "later", and be unwell
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from redrive.redis.ids import FIRST, before, id_of
-from redrive.redis.reading import Census, Entry, StreamReader, entries_of, text_of
+from redrive.redis.reading import Census, Entry, Place, StreamReader, entries_of, text_of
 from redrive.sources.port import Message, Plain, Positions, moved
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class GroupReader(StreamReader):
         self._tidies = True
 
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message | Plain]:
+        self.starts = {}  # that of the last time has landed, or we would not be here
         with self.asking():
             if not self._made:
                 self._make(positions)
@@ -59,20 +60,31 @@ class GroupReader(StreamReader):
 
     def _make(self, positions: Positions) -> None:
         """The group, from where on not everything has landed: never from `$`, which would pass over what came since."""
-        name = self.stream.name
-        _, start, number = [*positions.get(0, f";{FIRST}").split(";"), ""][:3]
-        census = self.describe(name)
+        self.check_others(positions)
+        name, place = self.stream.name, Place.of(positions.get(0, FIRST))
+        is_new = 0 not in positions or place.streams > 1  # of several, the first was another stream
+        start, census = FIRST if is_new else place.id, self.describe(name)
         if id_of(census.newest) < id_of(start):
             start = FIRST  # another stream of that name: what has landed is recognised by its id
         # With the number, a server that counts goes on counting, and what was trimmed meanwhile is missed.
-        count = census.gone if start == FIRST else int(number) if number else None
+        count = census.gone if start == FIRST else place.number
         try:
             self.server.xgroup_create(name, self.group, id=start, mkstream=True, entries_read=count)
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
-            self._gap = start if positions and start != FIRST else None
+            if is_new:
+                start = self._begun()
+            else:
+                self._gap = start
+        if is_new:  # or a store that is set back to now, before anything has landed, would not know
+            self.starts = {0: f"{start};{start}"}
         self._made = True
+
+    def _begun(self) -> str:
+        """Where a group is that somebody else has made: what it had handed out, and was finished, is not ours."""
+        low, groups = self._ask(lambda pipe: pipe.xinfo_groups(self.stream.name))
+        return text_of(self._of(groups)["last-delivered-id"]) if low is None else before(low)
 
     def _read(self, limit: int, wait: float) -> Sequence[Message | Plain]:
         if self._pending is not None:

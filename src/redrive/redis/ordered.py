@@ -23,18 +23,25 @@ class OrderedReader(StreamReader):
 
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message | Plain]:
         names = self._names
-        if wait > 0 and time.monotonic() < self._look_at and len(positions) == len(names):
+        self.starts = {}  # those of the last time have landed, or we would not be here
+        known = self._known(positions)
+        if wait > 0 and time.monotonic() < self._look_at and None not in known:
             with self.asking():
-                return self._wait([Place.of(positions[number]) for number in range(len(names))], limit, wait)
+                return self._wait([place for place in known if place is not None], limit, wait)
         self._look_at = time.monotonic() + LOOK_SECONDS
         with self.asking():
-            states, anchors, found = self._look(names, positions, limit)
+            self.check_others(positions)
+            states, anchors, found = self._look(names, known, limit)
             messages: list[Message | Plain] = []
             places = []
             for number, name in enumerate(names):
-                place, entries = self._place(positions.get(number), states[number]), found.get(name.encode(), [])
+                # What was gone before we came is not ours to miss, and from then on everything is.
+                place = known[number] or Place(FIRST, states[number].gone, len(names))
+                entries = found.get(name.encode(), [])
                 left = None if len(entries) == limit else len(entries)
                 self._check(name, place, states[number], anchors[number])
+                if known[number] is None:
+                    self.starts = {**self.starts, number: str(place)}
                 lost = self._compare(number, place, states[number], left)
                 if lost is not None:
                     messages.append(lost)
@@ -42,10 +49,18 @@ class OrderedReader(StreamReader):
                 messages += self._number(number, entries, place)
                 if left is not None and messages and messages[-1].partition == number:
                     last = messages[-1]  # there are no more: now the count is known, whatever was deleted
-                    at = Place(Place.of(last.position).id, states[number].added)
+                    at = Place.of(last.position)._replace(number=states[number].added)
                     messages[-1] = moved(last, str(at))
                 places.append(place)
-            return messages if messages or wait <= 0 else self._wait(places, limit, wait)
+            return messages if messages or self.starts or wait <= 0 else self._wait(places, limit, wait)
+
+    def _known(self, positions: Positions) -> list[Place | None]:
+        """Where we are in each stream; None: it was never read."""
+        found: list[Place | None] = []
+        for number in range(len(self._names)):
+            place = Place.of(positions[number]) if number in positions else None
+            found.append(place if place is not None and place.streams == len(self._names) else None)
+        return found
 
     def _wait(self, places: list[Place], limit: int, wait: float) -> list[Message | Plain]:
         """What comes next, as soon as it comes. What was lost meanwhile is missed at the next look: it is counted."""
@@ -57,11 +72,11 @@ class OrderedReader(StreamReader):
         return messages
 
     def _look(
-        self, names: list[str], positions: Positions, limit: int
+        self, names: list[str], known: list[Place | None], limit: int
     ) -> tuple[list[Census], list[Any], dict[bytes, list[Entry]]]:
         """What the server has, where we are, and the next entries: of one moment, so that nobody trims in between."""
         pipe = self.server.pipeline(transaction=True)
-        ids = {name: Place.of(positions.get(number, FIRST)).id for number, name in enumerate(names)}
+        ids = {name: FIRST if place is None else place.id for name, place in zip(names, known, strict=True)}
         for name, id in ids.items():
             pipe.xinfo_stream(name)
             pipe.xrange(name, id, id)
@@ -70,10 +85,6 @@ class OrderedReader(StreamReader):
         if isinstance(found, redis.RedisError):
             raise found
         return [Census.of(state) for state in states[::2]], states[1::2], by_name(found)
-
-    def _place(self, position: str | None, census: Census) -> Place:
-        """Where we are; what was gone before we came is not ours to miss."""
-        return Place(FIRST, census.gone) if position is None else Place.of(position)
 
     def _number(self, partition: int, entries: list[Entry], place: Place) -> list[Message | Plain]:
         """With the last of them, how far that is: what is between lands with it or not at all."""
@@ -105,7 +116,7 @@ class OrderedReader(StreamReader):
         if id_of(census.deleted) > id_of(place.id):
             why = f"entries up to {census.deleted} were deleted, and not all of them had been read"
             # How many is not known. Once nothing is left before them, they are behind us.
-            to = Place(place.id, None) if left != 0 else Place(census.deleted, census.added)
+            to = place._replace(number=None) if left != 0 else Place(census.deleted, census.added, place.streams)
             return self.lost(number, census.deleted, why)._replace(position=str(to))
         if left is None and (census.oldest is None or id_of(census.oldest) > id_of(place.id)):
             left = census.length

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 
-from redrive.errors import SourceDown
+from redrive.errors import Halted, SourceDown
 from redrive.event import NewEvent
 from redrive.redis.ids import FIRST, id_of
 from redrive.sources.codec import Place as Origin
-from redrive.sources.port import Message, Plain, Reader
+from redrive.sources.port import Message, Plain, Positions, Reader
 from redrive.sources.quick import TOGETHER_MAX, Quick
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
@@ -32,6 +32,7 @@ class StreamReader(Reader):
             self.server.set_response_callback(command, as_it_is)
         self._connection: int | None = None  # its number, by which it can be told not to wait any longer; 0: unknown
         self._names, self._quick = stream.streams, Quick(stream.codec, stream.name)
+        self._alone = False  # do we know that nothing is left in streams that are not among ours?
 
     def close(self) -> None:
         self.server.close()
@@ -57,6 +58,19 @@ class StreamReader(Reader):
             yield
         except (redis.RedisError, OSError) as error:
             raise SourceDown(f"{self.stream.log}: {type(error).__name__}: {error}") from error
+
+    def check_others(self, positions: Positions) -> None:
+        """Nobody would read what is left in streams that were ours when there were more, or fewer, of them."""
+        stream, places = self.stream, {} if self._alone else positions
+        for number, place in sorted((number, Place.of(text)) for number, text in places.items()):
+            name = stream.stream_of(number, place.streams)
+            if name not in self._names and id_of(self.describe(name).newest) > id_of(place.id):
+                raise Halted(
+                    f"{stream.log}: stream {name!r} has entries after {place.id}, and nobody would read them now. "
+                    f"Run it with partitions={place.streams} until they are read; producers may write to the other "
+                    "streams meanwhile"
+                )
+        self._alone = True
 
     def messages(self, partition: int, entries: list[Entry]) -> list[Message | Plain]:
         """Entries as events, or as the refusals that stand for them; they are used up."""
@@ -114,19 +128,27 @@ class Place(NamedTuple):
 
     id: str
     number: int | None
+    streams: int = 1  # one of so many: what was NAME:0 is another stream than NAME
 
     @classmethod
     def of(cls, text: str) -> Place:
-        """As the store has it."""
-        id, _, count = text.partition(";")
-        return cls(id, int(count) if count else None)
+        """As the store has it.
+
+        What was read through a group says behind its last entry up to where everything has landed, and that counts.
+        """
+        id, *rest = text.split(";")
+        if rest and "-" in rest[0]:
+            id, *rest = rest
+        count, streams = [*rest, "", ""][:2]
+        return cls(id, int(count) if count else None, int(streams or 1))
 
     def __str__(self) -> str:
-        return self.id if self.number is None else f"{self.id};{self.number}"
+        streams = "" if self.streams == 1 else str(self.streams)
+        return f"{self.id};{'' if self.number is None else self.number};{streams}".rstrip(";")
 
     def after(self, id: str, more: int) -> Place:
         """So many entries further."""
-        return Place(id, None if self.number is None else self.number + more)
+        return Place(id, None if self.number is None else self.number + more, self.streams)
 
 
 class Census(NamedTuple):

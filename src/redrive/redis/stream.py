@@ -63,7 +63,11 @@ class Stream(Source):
     @property
     def streams(self) -> list[str]:
         """The keys of the server that it reads."""
-        return [self.name] if self.partitions == 1 else [f"{self.name}:{n}" for n in range(self.partitions)]
+        return [self.stream_of(number, self.partitions) for number in range(self.partitions)]
+
+    def stream_of(self, number: int, partitions: int) -> str:
+        """One of so many."""
+        return self.name if partitions == 1 else f"{self.name}:{number}"
 
     def check_order(self, order: str) -> None:
         """A group hands out entries in nobody's order."""

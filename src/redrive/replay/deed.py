@@ -107,13 +107,17 @@ def find(tx: StoreTx, name: str) -> Subscribed:
     """The subscription of this name; an unknown one is an error that names those there are."""
     row = tx.progress.find(name)
     if row is None:
-        import difflib  # only ever needed on the way out
-
         known = [other.name for other in tx.progress.all()]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
-        raise UsageError(f"there is no subscription {name!r} in this store; {hint}")
+        raise UsageError(f"there is no subscription {name!r} in this store; {hint(name, known)}")
     return row
+
+
+def hint(name: str, known: Sequence[str]) -> str:
+    """What somebody may have meant: the nearest of the names that are known, or which there are."""
+    import difflib  # only ever needed on the way out
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
 
 
 def need_function(row: Subscribed) -> Subscribed:

@@ -17,7 +17,7 @@ from redrive.policy.retry import Retry
 from redrive.policy.rules import named
 from redrive.settings import LetterSettings, ReplaySettings, Settings, SubscriptionSettings, marks
 from redrive.subscription import Subscription
-from redrive.units import duration, show_duration
+from redrive.units import duration, show_duration, show_size
 
 BUILT_IN = "built-in"
 _PASSWORD = re.compile(r"(?<=://)([^/?#@:]*):[^/?#]*@")
@@ -150,5 +150,5 @@ def _written(value: Any, hint: Any) -> Any:
     if "rate" in units:
         return f"{value:g}/s" if value >= 1 else f"{value * 86_400:g}/d"
     if "size" in units:
-        return f"{value // 1024}KiB" if value % 1024 == 0 else f"{value}B"
+        return show_size(value)
     return value

@@ -172,7 +172,8 @@ class _Case:
         where = "ahead of the progress" if above else f"progress is at {progress.position}"
         if not progress.ignored or known["emitted"]:
             return self._fate("applied", f"applied without ever having been a letter ({where})", **known)
-        why = f"applied, unless the function ignored it, as it did {progress.ignored} events ({where})"
+        others = "one event" if progress.ignored == 1 else f"{progress.ignored:,} events"
+        why = f"applied, unless the function ignored it, as it did {others} ({where})"
         return self._fate("settled", why, **known)
 
     def _pending(self) -> Fate:

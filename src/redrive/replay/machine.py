@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ PAGE_BYTES = 4096
 WAL_LONG = 8  # times the size at which it should have been copied back
 FREE_LOW, FREE_LOW_SHARE = 1_000_000_000, 0.05  # bytes left, or share of the disk, that are worth a word
 FREE_OUT = 100_000_000
+PAGES_READ_MAX = 1_000_000_000  # bytes of a file whose pages are all read: about two seconds, from memory
 
 REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "9p", "fuse.sshfs", "fuse.s3fs", "ceph", "glusterfs",
           "fuse.glusterfs", "lustre", "beegfs", "virtiofs"}  # fmt: skip
@@ -31,6 +33,7 @@ def examine_file(store: Store, checkpoint_pages: int) -> Iterator[Found]:
     yield from _durability(store)
     with store.reading() as tx:
         yield _sqlite(tx)
+        yield _pages(tx, store.url)
 
 
 def examine_server(store: Store) -> Iterator[Found]:
@@ -90,6 +93,20 @@ def _sqlite(tx: StoreTx) -> Found:
         "sqlite", "ok", f"SQLite {version} may lose commits when a checkpoint meets a writer; redrive checkpoints only "
         "under the write lock, so its own connections are safe",
         "a program that writes to this file by itself needs PRAGMA wal_autocheckpoint = 0",
+    )  # fmt: skip
+
+
+def _pages(tx: StoreTx, path: str) -> Found:
+    """Damage shows where a page is read, which may be years later: for old events, say."""
+    look = f"""run sqlite3 {shlex.quote(path)} 'PRAGMA quick_check' when the disk has time"""
+    if (length := _bytes(path)) > PAGES_READ_MAX:
+        return "pages", "ok", f"not looked at: the store takes {_size(length)}", look
+    found = str(tx.sql.value("doctor_pages"))
+    if found == "ok":
+        return "pages", "ok", "each was read, and makes sense", ""
+    return (
+        "pages", "problem", f"the file is damaged: {' '.join(found.split())}",
+        "stop the workers, keep the file with its -wal and -shm as they are, and restore a backup",
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from redrive.policy.action import REASONS
 from redrive.policy.fingerprint import fingerprint
 from redrive.policy.outcome import Failure
 from redrive.policy.rules import Candidate, Drop, Rules, Step
+from redrive.replay.deed import hint
 from redrive.subscription import overruled_letters
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def rulings(app: App, raw: bytes, trouble: Trouble, only: str | None = None) -> 
     settings = app.runtime.settings.subscriptions
     names = list(app.subscriptions) or list(settings)
     if only is not None and only not in names:
-        raise UsageError(f"there is no subscription {only!r}; there are: {', '.join(names) or 'none'}")
+        raise UsageError(f"there is no subscription {only!r}; {hint(only, names)}")
     for name in names if only is None else [only]:
         declared = app.subscriptions.get(name)
         made = declared.policy.letters if declared else Rules()

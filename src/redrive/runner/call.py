@@ -145,7 +145,7 @@ def outcome_of(error: BaseException, is_the_world: IsTheWorld, *, reruns: int = 
         case Reject():
             return out.Rejected(describe(error, limit))
         case RetryLater(after=after):
-            return out.Postponed(describe(error, limit), after)
+            return out.Postponed(describe(error, limit), after, error)
         case Undecodable():
             return out.Unreadable(describe(error, limit), error.reason)
         case BadKey():

@@ -26,6 +26,7 @@ from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
 from redrive.runner.call import find_key
 from redrive.runner.handed import Handed
+from redrive.runner.standing import Standing
 from redrive.settings import Settings
 from redrive.store.identity import identity
 from redrive.store.keyed import Keyed
@@ -56,6 +57,7 @@ class Engine:
     appended: Callable[[str], None]  # wake whoever reads this log
     worker: str
     handed: Handed = field(default_factory=Handed)
+    standing: Standing = field(default_factory=Standing)
 
 
 class Tried(NamedTuple):
@@ -86,6 +88,7 @@ class Work(msgspec.Struct, eq=False):
     chained: bool = False  # one of several followers; the last one frees the lane
     alone: bool = False  # runs behind an in-flight mark
     probe: bool = False  # let through a breaker that is probing
+    echo: bool = False  # it failed of the same call as another of its list, which speaks for it
     earlier: tuple[Tried, ...] = ()  # attempts of the same transaction: failed, and the next was not to wait
 
 
@@ -307,7 +310,8 @@ class Duty:
 def edited(duty: Duty, event: Event[Any]) -> Event[Any]:
     """The event with the latest edit of its data, if a rebuild meets one again."""
     if duty.edits and event.position in duty.edits:
-        return event.with_data(duty.edits[event.position][1])
+        revision, data = duty.edits[event.position]
+        return event.with_data(data, revision)
     return event
 
 

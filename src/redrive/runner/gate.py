@@ -165,14 +165,17 @@ class Gate:
             granted: int = tx.guards.take(f"probe {self.name}", turns, now, 1).granted
         return granted == 1
 
-    def probed(self, good: bool) -> None:
-        """What the sink says of itself. Runs where writing happens."""
+    def probed(self, failure: out.Failure | None) -> None:
+        """What the sink says of itself: nothing, if it is well. Runs where writing happens."""
         assert self.rule is not None
         with self.duty.engine.store.transaction() as tx:
             fence(self.duty, tx)
             now = self.duty.engine.env.clock.now()
-            breaker = brk.after_probe(tx.guards.lock(self.name), self.rule, good, now)
+            breaker = brk.after_probe(tx.guards.lock(self.name), self.rule, failure is None, now)
             tx.guards.save(self.name, breaker)
+        said = failure or out.NO_FAILURE
+        asked = sig.Probed(self.duty.subscription.name, self.name, failure is None, said.error_type, said.message)
+        self.duty.engine.signals.tell([asked])
         self._ask_at = 0.0
         self._learn(breaker, now)
 
@@ -188,7 +191,7 @@ class Gate:
 
     def called(self, work: Work) -> bool:
         """A call came to an end; is that worth settling at once? From any thread."""
-        if self.rule is None or (answer := self._answer(work)) is None:
+        if self.rule is None or work.echo or (answer := self._answer(work)) is None:
             return False
         self._streak = 0 if answer.good else self._streak + 1
         return self._is_tripping or work.probe
@@ -207,7 +210,8 @@ class Gate:
         if self.rule is None:
             return
         probes = sum(1 for work in group if work.probe)
-        answers = [answer for work in group if (answer := self._answer(work)) is not None]
+        # A list that was not taken is one call that failed, however many events are in it.
+        answers = [answer for work in group if not work.echo and (answer := self._answer(work)) is not None]
         if not probes and self.breaker.failures == 0 and all(answer.good for answer in answers):
             return  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
         tx = settling.tx
@@ -239,7 +243,7 @@ class Gate:
         match work.outcome:
             case out.Applied() | out.Rejected() | out.Ignored() if not work.follow:
                 return Answer(True, work.probe)
-            case out.Failed(error):
+            case out.Failed(error=error) | out.Postponed(error=BaseException() as error):
                 return Answer(False, work.probe) if self.rule.counts(error) else None
             case _:
                 return None

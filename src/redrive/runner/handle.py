@@ -119,7 +119,8 @@ class Handling:
             if row is None:
                 self.halt = f"letter {head.letter}: its event at {head.position} is no longer in the log"
                 continue
-            work = self.duty.work(from_row(row, self.duty.engine.types))
+            event = from_row(row, self.duty.engine.types)
+            work = self.duty.work(event.with_data(event.data_raw, head.edits) if head.edits else event)
             work.lane, work.head, work.attempt = lane, head, head.attempts + 1
             if head.letter in over:
                 work.outcome, work.attempt = over_budget(self.duty.engine.settings.retry_budget), head.attempts

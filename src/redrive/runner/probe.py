@@ -7,7 +7,9 @@ from contextlib import suppress
 
 from redrive.errors import StoreError
 from redrive.policy.limiter import Bucket
+from redrive.policy.outcome import Failure
 from redrive.runner.bridge import Bridge
+from redrive.runner.call import describe
 from redrive.runner.gate import Gate
 from redrive.runner.wake import Wake
 from redrive.sinks.port import Sink
@@ -32,13 +34,13 @@ class Prober:
 
     async def _look(self) -> None:
         if self.gate.is_open and await self._bridge.run(lambda: self.gate.may_probe(self._turns)):
-            good = await self._ask()
-            await self._bridge.run(lambda: self.gate.probed(good))
+            failure = await self._ask()
+            await self._bridge.run(lambda: self.gate.probed(failure))
             self._wake.ring()
 
-    async def _ask(self) -> bool:
+    async def _ask(self) -> Failure | None:
         try:
             await asyncio.wait_for(self.sink.probe(), PROBE_TIMEOUT)
-        except Exception:  # whatever a sink raises means that it is not well
-            return False
-        return True
+        except Exception as error:  # whatever a sink raises means that it is not well
+            return describe(error)
+        return None

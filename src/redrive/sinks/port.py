@@ -49,10 +49,6 @@ class Sink:
     async def close(self) -> None:
         """After the last `send`."""
 
-    def target(self, event: Event[Any]) -> str:
-        """Which of the places behind this sink the event goes to; breakers and limits may count by it."""
-        return ""
-
     @classmethod
     def can_probe(cls) -> bool:
         """Was `probe` written?"""

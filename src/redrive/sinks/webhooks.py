@@ -36,7 +36,6 @@ class Webhook(HttpSink):
         mode: str,
         headers: Headers | Callable[[Event[Any]], Headers] | None,
         source: str | None,
-        target: Callable[[Event[Any]], str] | None,
         **connection: Any,
     ) -> None:
         super().__init__(name, **connection)
@@ -46,7 +45,7 @@ class Webhook(HttpSink):
         self._secret = secret if secret is None or callable(secret) else keys(secret)
         self._headers = headers if callable(headers) else check_headers(headers or {})
         self._hidden = () if callable(self._headers) else secrets_in(self._headers)
-        self._is_binary, self._source, self._target = mode == "binary", source, target
+        self._is_binary, self._source = mode == "binary", source
 
     def __repr__(self) -> str:
         where = self._url.origin if isinstance(self._url, Address) else "a function of the event"
@@ -66,10 +65,6 @@ class Webhook(HttpSink):
             answer = await self.request("POST", address, headers, body)  # `post`, without the call: each event comes by
             if not answer.ok:
                 raise failure(address, answer, now=_clock.now(), hidden=hidden)
-
-    def target(self, event: Event[Any]) -> str:
-        """The origin that the event goes to, unless a function was given that says better."""
-        return self._target(event) if self._target is not None else self._address(event).origin
 
     def _address(self, event: Event[Any]) -> Address:
         if isinstance(self._url, Address):
@@ -94,7 +89,8 @@ class Webhook(HttpSink):
         else:
             headers = {"content-type": "application/cloudevents+json; charset=utf-8"}
             body = cloudevents.encode(event, self.source)
-        headers["idempotency-key"] = headers.get("ce-id") or cloudevents.header_text(event.id)
+        key = headers.get("ce-id") or cloudevents.header_text(event.id)
+        headers["idempotency-key"] = f"{key}:{event.edits}" if event.edits else key  # another request than the first
         if traces := traced(None, event):
             headers |= {name: cloudevents.header_text(text) for name, text in traces.items()}
         if mine:
@@ -141,7 +137,6 @@ def webhook(
     connect_timeout: str | float = "5s",
     allow_private: bool = False,
     source: str | None = None,
-    target: Callable[[Event[Any]], str] | None = None,
     probe_url: str | None = None,
     probe_method: Method | None = None,
     tls: ssl.SSLContext | None = None,
@@ -152,7 +147,7 @@ def webhook(
     webhook(https://example.com, name='crm')
     """
     options: dict[str, Any] = {
-        "secret": secret, "mode": mode, "headers": headers, "source": source, "target": target, "timeout": timeout,
+        "secret": secret, "mode": mode, "headers": headers, "source": source, "timeout": timeout,
         "connect_timeout": connect_timeout, "allow_private": allow_private, "tls": tls,
     }  # fmt: skip
     if probe_url is None and probe_method is None:

@@ -51,7 +51,10 @@ class Writer:
 
     def append(self, appending: Appending) -> None:
         """Queue an append for the next group."""
-        self._put(appending)
+        if self._stopped:
+            raise StoreError("the store is closed")
+        self._busy = True
+        self._queue.put(appending)
 
     def nudge(self) -> None:
         """Somebody wrote without us: look what there is to be done after that."""

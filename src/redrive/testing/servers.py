@@ -127,8 +127,7 @@ class Server:
         self._watchdog = subprocess.Popen(
             ["sh", "-c", _WATCHDOG, str(self._process.pid), str(self._folder)],
             stdin=subprocess.PIPE,
-            start_new_session=True,
-            **self._as,
+            start_new_session=True,  # as ourselves: a copy of the binaries is ours, and nobody else could remove it
         )
 
     def stop(self, number: int = signal.SIGINT) -> None:

@@ -42,6 +42,7 @@ _WORLD = {
 }  # fmt: skip
 _WORLD_CLASSES = {"08", "53", "58"}  # the connection, resources (disk, memory, connections), the machine
 _NOT_THE_WORLD = {"08P01"}  # what we sent makes no sense
+_CANCELLED, _BY_HAND = "57014", "user request"  # else by `statement_timeout`: that statement was too slow, and will be
 _NUL = {"22021", "22P05"}
 _NO_PLANS = ("DEALLOCATE ALL", "DISCARD ALL")  # what the server says when it was told to keep none
 
@@ -53,6 +54,8 @@ def is_the_world(error: BaseException | None) -> bool:
     code = error.sqlstate
     if code is None:  # not from the server: the connection itself, or the pool
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    if code == _CANCELLED:  # by whom is said in words alone; in another language it is taken for the statement's fault
+        return _BY_HAND in str(error)
     return code in _WORLD or (code[:2] in _WORLD_CLASSES and code not in _NOT_THE_WORLD)
 
 
@@ -216,5 +219,6 @@ def open_connection(url: str, settings: Iterable[str] = ()) -> Connection:
         connection = Connection.connect(**options(url))
         configure(connection, settings)
     except psycopg.Error as error:
-        raise StoreError(f"cannot open the store {shown(url)}: {str(error).strip()}") from error
+        said = " ".join(str(error).split())  # in several lines, with tabs
+        raise StoreError(f"cannot open the store {shown(url)}: {said}") from error
     return connection

@@ -6,7 +6,7 @@ append last. Nothing is committed or rolled back here, and the session's setting
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,14 +25,21 @@ TAKES = (
     "tx= takes the transaction of `with app.transaction() as tx`, or one of your own on the same database: a psycopg "
 )
 TAKES += "connection, or a Connection or Session of SQLAlchemy's with psycopg; in a projection use tx.emit"
+ELSEWHERE = "append(tx=…) takes a connection to the database of the store: another database would have two commits"
 BEGIN_FIRST = "begin a transaction first: what is appended is to be committed with something"
 
 
-def append_into(given: Any, log: str, events: Sequence[NewEvent], wait_seconds: float) -> list[Row]:
-    """Append now; it lasts if and when the user commits."""
+def append_into(
+    given: Any, log: str, events: Sequence[NewEvent], wait_seconds: float, is_home: Callable[[Row], bool]
+) -> list[Row]:
+    """Append now; it lasts if and when the user commits. `is_home`: is the store in this database?"""
     connection = _raw(given)
     sql = PostgresSql(connection)
-    isolation = sql.value("pg_isolation")
+    asked = sql.one("pg_isolation")
+    assert asked is not None
+    isolation, *place = asked
+    if not is_home(tuple(place)):
+        raise UsageError(f"{ELSEWHERE}; this one is to {place[0]!r}")
     if isolation != "read committed":  # the last version of a key may have been committed after its snapshot
         raise UsageError(f"append needs a transaction that is READ COMMITTED, this one is {isolation.upper()}")
     with _waiting(sql, wait_seconds, log):

@@ -518,8 +518,13 @@ SELECT CASE WHEN pg_table_is_visible(relid) THEN relname::text ELSE schemaname |
        n_tup_ins, n_tup_upd, n_tup_del
 FROM pg_stat_xact_user_tables WHERE schemaname <> 'redrive' AND n_tup_ins + n_tup_upd + n_tup_del > 0
 
+-- name: pg_place
+-- Which database of which server this is, for as long as the server runs; in whatever time zone it is asked.
+SELECT current_database()::text, extract(epoch FROM pg_postmaster_start_time())::text
+
 -- name: pg_isolation
-SELECT current_setting('transaction_isolation')
+-- The same, and what a transaction sees of others.
+SELECT current_setting('transaction_isolation'), current_database()::text, extract(epoch FROM pg_postmaster_start_time())::text
 
 -- name: pg_lock_timeout
 SELECT current_setting('lock_timeout')

@@ -19,6 +19,7 @@ from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.address import shown
 from redrive.store.groups import Done, append_group, run_here
+from redrive.store.news import News
 from redrive.store.port import Appending
 from redrive.store.postgres.connection import is_the_world, open_connection, translated_error
 from redrive.store.postgres.joining import append_into
@@ -53,6 +54,8 @@ def exists(url: str) -> bool:
 class PostgresStore:
     """A database; redrive's tables are in its schema `redrive`."""
 
+    can_hold = False  # what a call asks for is held anyway, see pipe.py
+
     def __init__(
         self,
         url: str,
@@ -83,6 +86,8 @@ class PostgresStore:
         self._look_seconds = look_seconds
         self._listener: Listener | None = None
         self._seen_pulse: Row | None = None
+        self._place: Row | None = None
+        self.news = News()  # that nobody asks: the server tells of what we append as well
         self._writer = None if inline else Writer(self)
 
     def _open(self) -> PostgresTx:
@@ -275,7 +280,14 @@ class PostgresStore:
     def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """Append in a transaction of the user's own; the log is claimed until it ends."""
         check_off_stage()
-        return append_into(given, log, events, self._busy_timeout)
+        return append_into(given, log, events, self._busy_timeout, self._lives_at)
+
+    def _lives_at(self, place: Row) -> bool:
+        """Is this our database? A server that has been started anew is asked again who it is."""
+        if self._place != place:
+            with self.reading(snapshot=False) as tx:
+                self._place = tx.sql.one("pg_place")
+        return self._place == place
 
     def append_group(self, group: list[Appending]) -> None:
         """One durable transaction for many callers; one caller's error is only its own."""

@@ -173,6 +173,7 @@ SELECT 1 FROM sqlite_master WHERE name = :name AND type = 'table'
 -- ---------------------------------------------------------------- letters
 
 -- name: letter_add
+-- Run with one VALUES row or several.
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
        delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by,
        dependency, edits)
@@ -380,6 +381,10 @@ PRAGMA journal_mode
 
 -- name: doctor_synchronous
 PRAGMA synchronous
+
+-- name: doctor_pages
+-- "ok", or the first page that makes no sense; every page is read.
+PRAGMA quick_check(1)
 
 -- name: doctor_newest
 -- The latest time at which anything is known to have been written.
