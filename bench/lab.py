@@ -116,12 +116,17 @@ class Stopwatch:
     """Wall time of a block, and the processor time of all threads of this process beside it."""
 
     def __enter__(self) -> Stopwatch:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._wall, self._cpu, self._has_begun = time.perf_counter(), time.process_time(), False
         return self
 
     def __exit__(self, *_: object) -> None:
         if not hasattr(self, "seconds"):
             self.stop()
+
+    def begin(self) -> None:
+        """The clock begins now, and once; processor time is counted from the start all the same."""
+        if not self._has_begun:
+            self._wall, self._has_begun = time.perf_counter(), True
 
     def stop(self) -> None:
         """What follows in the block does not count."""

@@ -20,6 +20,7 @@ from bench.job import TOTALS, UPSERT, Order, check, orders, totals_of
 from bench.lab import ROOT, Figures, environment
 from redrive import App
 from redrive.observe.signals import Settled, Signal
+from redrive.runner.process import stay
 from redrive.testing.servers import Databases
 
 SETTLE_SECONDS = 1.5  # after its start a worker still looks around often
@@ -78,6 +79,7 @@ async def measure(
     assert other.stdin is not None and other.stdout is not None
     await other.stdout.readline()  # it is ready
     async with app.running():
+        stay()  # as `app.run()` does, which would not let us look on
         await asyncio.sleep(SETTLE_SECONDS)
         cpu = time.process_time()
         await asyncio.sleep(idle_seconds)

@@ -58,16 +58,21 @@ class Tx:
     Both are the same on every store; `connection` is the raw driver's.
     """
 
-    __slots__ = ("_cancel", "_emit", "connection", "event", "execute", "executemany")
+    __slots__ = ("_cancel", "_emit", "_opened", "event", "execute", "executemany")
 
     def __init__(
         self, tx: Opened, emit: Callable[..., str] | None = None, cancel: Callable[..., bool] | None = None
     ) -> None:
-        self.connection = tx.connection
+        self._opened = tx
         self.execute = tx.execute  # bound once: the hot path of every projection
         self.executemany = tx.executemany
         self._emit, self._cancel = emit, cancel
         self.event: Event[Any] | None = None  # the one a projection is called for
+
+    @property
+    def connection(self) -> Any:
+        """The raw driver's connection, in this transaction."""
+        return self._opened.connection
 
     def emit(
         self,

@@ -25,7 +25,6 @@ def draft(
     env: Env,
     kind: Any,
     data: Any = None,
-    *,
     key: str | None = None,
     id: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -36,7 +35,10 @@ def draft(
 ) -> NewEvent:
     """`kind` is an event type with data beside it, or an instance of a class marked by `@redrive.event`."""
     name, schema, raw = _encode(types, kind, data)
-    _check_place(key, expected_version)
+    if key is not None:
+        check_key(key)
+    if expected_version is not None:
+        _check_version(key, expected_version)
     now = env.clock.now()
     due = None
     if after is not None or at is not None:
@@ -72,7 +74,10 @@ def derive(
 ) -> NewEvent:
     """An emission: as `draft`, but its id is made of what caused it, so it may be stored already."""
     name, schema, raw = _encode(types, kind, data)
-    _check_place(key, expected_version)
+    if key is not None:
+        check_key(key)
+    if expected_version is not None:
+        _check_version(key, expected_version)
     now = env.clock.now()
     due = None if after is None and at is None else _due(now, after, at, expected_version)
     headers_raw = encode_headers(headers) if headers else None
@@ -107,15 +112,12 @@ def _encode(types: EventTypes, kind: Any, data: Any) -> tuple[str, int, bytes]:
     return name, schema, raw
 
 
-def _check_place(key: str | None, expected_version: int | None) -> None:
-    """The key, and the version that its last event is expected to have."""
-    if key is not None:
-        check_key(key)
-    if expected_version is not None:
-        if key is None:
-            raise UsageError("expected_version needs a key: versions count within a key")
-        if not isinstance(expected_version, int) or expected_version < 0:
-            raise EventError(f"expected_version is {expected_version!r}; it is 0 for a new key, else the last version")
+def _check_version(key: str | None, expected: int) -> None:
+    """The version that the last event of the key is expected to have."""
+    if key is None:
+        raise UsageError("expected_version needs a key: versions count within a key")
+    if not isinstance(expected, int) or expected < 0:
+        raise EventError(f"expected_version is {expected!r}; it is 0 for a new key, else the last version")
 
 
 def _due(now: float, after: str | float | timedelta | None, at: datetime | None, expected: int | None) -> Due:

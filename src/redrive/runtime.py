@@ -84,6 +84,8 @@ class Runtime:
     @property
     def env(self) -> Env:
         """Clocks, dice, identity; a forked child has its own."""
+        if self._env is not None and self._pid == os.getpid():  # asked for each event
+            return self._env
         self._notice_fork()
         if self._env is None:
             self._env = Env()
@@ -121,6 +123,8 @@ class Runtime:
     @property
     def store(self) -> Store:
         """The store, opened at first use."""
+        if self._store is not None and self._pid == os.getpid():  # asked for each event
+            return self._store
         return self._opened(check_whole)
 
     @property

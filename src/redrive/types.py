@@ -100,7 +100,8 @@ class EventTypes:
         """Type, schema and bytes of a value; without a decorated class the type is `name`, as given."""
         cls = type(value)
         if cls is dict and name is not None:  # the ordinary case, quickly
-            return name, self._reader(name).schema, encode_data(value)
+            reader = self._readers.get(name) if self._seen == _marks else None
+            return name, (reader or self._reader(name)).schema, encode_data(value)
         mark = cls.__dict__.get(MARK)
         if mark is None:
             return name, 1 if name is None else self._reader(name).schema, encode_data(value)

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from redrive import App, IdConflict, VersionConflict
+from redrive.draft import draft
+from redrive.errors import StoreError
 from redrive.settings import Settings
+from redrive.store.sqlite.connection import ROLLBACK
 from redrive.testing.failpoints import failpoint
 
 
@@ -49,6 +52,51 @@ def test_an_id_given_twice_in_one_list_is_one_event(tmp_path: Path) -> None:
         orders.append_many([{"type": "paid", "key": "a"}, {"type": "paid", "key": "a", "expected_version": 2}])
     assert len(list(orders.read())) == 2
     app.close()
+
+
+def versions_are_whole(app: App) -> bool:
+    by_key: dict[str | None, list[int | None]] = {}
+    for event in app.log("orders").read():
+        by_key.setdefault(event.key, []).append(event.version)
+    return all(found == [*range(1, len(found) + 1)] for found in by_key.values())
+
+
+def test_versions_that_are_remembered_hold_only_while_nobody_else_appends(tmp_path: Path) -> None:
+    one, other = App(str(tmp_path / "shop.db")), App(str(tmp_path / "shop.db"))
+    batch = [{"type": "paid", "key": key} for key in "abca"]
+    for app in (one, one, other, one, other, other, one):
+        assert len(app.log("orders").append_many(batch)) == 4
+        if app is other:
+            app.log("orders").append("paid", key="a")
+        with app.transaction() as tx:
+            for key in "bc":
+                app.log("orders").append("paid", key=key, tx=tx)
+    assert versions_are_whole(one)
+    assert [event.version for event in one.log("orders").read_key("a")] == [*range(1, 18)]
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("ends", ["by an error", "by itself"])
+def test_versions_that_were_counted_in_vain_are_forgotten(tmp_path: Path, ends: str) -> None:
+    app, other = App(str(tmp_path / "shop.db")), App(str(tmp_path / "shop.db"))
+    store: Any = app.runtime.store
+    drafts = [draft(app.runtime.types, app.runtime.env, "paid", key=key) for key in "ab"]
+
+    def append_in_vain() -> None:
+        with store.transaction() as tx:
+            assert [row[4] for row in tx.logs.append("orders", drafts)[0]] == [1, 1]
+            if ends == "by an error":
+                raise KeyError
+            tx.control(ROLLBACK)  # as SQLite does when the disk is full
+
+    with pytest.raises((StoreError, KeyError)):
+        append_in_vain()
+    other.log("orders").append_many([{"type": "paid", "key": key} for key in "cd"])  # in the places of those two
+    app.log("orders").append_many([{"type": "paid", "key": key} for key in "ab"])
+    assert versions_are_whole(app)
+    app.close()
+    other.close()
 
 
 def test_an_append_needs_no_other_thread_unless_somebody_else_writes(tmp_path: Path) -> None:

@@ -291,6 +291,36 @@ def test_a_second_signal_ends_at_once_and_spends_no_attempt(tmp_path: Path) -> N
     app.close()
 
 
+FROZEN = """
+import asyncio, gc, os, signal, sys
+from redrive import App
+app = App("shop.db")
+
+@app.on(app.log("orders"), start="first")
+def look(event, ctx):
+    print(gc.get_freeze_count() > 10_000, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+async def embedded():
+    task = asyncio.create_task(app.serve())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await asyncio.gather(task, return_exceptions=True)
+
+app.log("orders").append("fine")
+app.run() if sys.argv[1] == "run" else asyncio.run(embedded())
+"""
+
+
+@pytest.mark.parametrize(("way", "is_frozen"), [("run", True), ("serve", False)])
+def test_a_worker_keeps_what_it_has_loaded_and_an_embedding_program_decides_for_itself(
+    tmp_path: Path, way: str, is_frozen: bool
+) -> None:
+    """A full collection would stop every function for as long as it takes to look at all that was imported."""
+    command = [sys.executable, "-c", FROZEN, way]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{is_frozen}\n"
+
+
 def test_a_harness_leaves_the_apps_own_settings_and_store_as_they_were(tmp_path: Path) -> None:
     app = App(str(tmp_path / "mine.db"))
     app.log("orders").append("fine", "mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from redrive import App, Event, Tx
 from redrive.errors import StoreError
 from redrive.event import NewEvent
+from redrive.observe.signals import Appended, Signal
 from redrive.runner import handed
 from redrive.runner.handed import Handed, Landed
+from redrive.runner.standing import Standing
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.store.log import Logs
 from redrive.testing import Harness
@@ -142,6 +145,46 @@ def test_a_large_landing_is_not_kept(shop: Shop, read_back: list[Any], monkeypat
     shop.harness.run_until_idle()
     assert shop.given == [*range(9)]
     assert [n for found in read_back for n in found] == [*range(9)]
+
+
+def test_who_rests_is_given_its_turn_by_who_lands(shop: Shop) -> None:
+    """Before anybody is woken or told: each change of threads takes as long as the turn."""
+    shop.harness.run_until_idle()
+    seen = list[Any]()
+
+    def look(batch: Sequence[Signal]) -> None:
+        seen.extend(shop.given for told in batch if isinstance(told, Appended))
+
+    shop.app.listen(look)
+    shop.shelf.said += [*range(100, 109)]
+    shop.harness.run_until_idle()
+    assert seen[1:] == [shop.shelf.said[:15], shop.shelf.said]  # when the first lands nobody rests yet
+
+
+def test_a_turn_that_fails_where_something_lands_is_no_failure_of_the_landing(shop: Shop) -> None:
+    shop.harness.run_until_idle()
+    shop.shelf.said += [100, 101]
+    with failpoint("batch.fenced", StoreError("out of order")):
+        shop.harness.run_until_idle()
+    assert shop.harness.halted == {"write_down": "halted: out of order"}
+    shop.harness.advance("1m")
+    assert shop.given == shop.shelf.said
+
+
+def test_a_standing_turn_is_begun_once_or_taken_back() -> None:
+    standing, begun = Standing(), list[str]()
+    one, two, other = (partial(begun.append, name) for name in ("one", "two", "other"))
+    for log, turn in (("x", one), ("x", two), ("y", other)):
+        standing.leave(log, turn)
+    assert standing.take_back("x", two)
+    standing.begin("x")
+    standing.begin("x")
+    assert begun == ["one"]
+    assert not standing.take_back("x", one)
+    assert not standing.take_back("x", two)
+    assert standing.take_back("y", other)
+    standing.begin("y")
+    assert begun == ["one"]
 
 
 Steps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=12)

@@ -55,6 +55,45 @@ def test_what_an_owner_settles_is_no_news_and_all_else_is(path: str) -> None:
         other.close()
 
 
+def test_what_everybody_was_told_of_is_no_news_unless_somebody_else_was_there(path: str) -> None:
+    app, other = App(path), App(path)
+    orders, theirs, store = app.log("orders"), other.log("orders"), app.runtime.store
+
+    def land(count: int = 1) -> None:
+        """As a landing appends: whoever waits here was rung."""
+        first, *_, last = [orders.append("placed").position for _ in range(count + 1)]
+        store.news.told(first, last)
+
+    try:
+        assert store.changed(), "nobody has looked yet"
+        land()
+        assert not store.changed()
+        land(3)
+        land()
+        assert not store.changed()
+        land()
+        theirs.append("placed")
+        assert store.changed(), "the last is another's"
+        theirs.append("placed")
+        land()
+        assert store.changed(), "the first is another's"
+        land()
+        theirs.append("placed")
+        land()
+        assert store.changed(), "one in between is another's"
+        land()
+        theirs.append("placed", after="30m")
+        assert store.changed(), "something else has changed, too"
+        land()
+        assert not store.changed()
+        store.news.told(10**6, 10**6 + 5)
+        theirs.append("placed")
+        assert store.changed(), "what is not there yet does not count"
+    finally:
+        app.close()
+        other.close()
+
+
 def test_a_log_that_has_nothing_more_is_not_asked_again_until_somebody_rings(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

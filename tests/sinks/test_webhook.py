@@ -250,6 +250,31 @@ def test_no_more_of_an_answer_is_kept_than_the_limit(server: HttpServer) -> None
     assert len(answer.body) == ANSWER_BYTES_MAX and not answer.complete
 
 
+def test_an_answer_is_read_in_pieces_that_need_no_memory_of_their_own(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redrive.sinks import pool
+
+    read, sizes = pool._recv, list[int]()
+
+    def recv(connection: Any, size: int, flags: int) -> bytes:
+        sizes.append(size)
+        return read(connection, size, flags)
+
+    async def ask() -> Any:
+        sink = hook(server)
+        answer = await sink.request("POST", sink._url, {})
+        await sink.close()
+        return answer
+
+    monkeypatch.setattr(pool, "_recv", recv)
+    body = bytes(range(256)) * 200
+    server.then(Reply(200, body=body))
+    answer = asyncio.run(ask())
+    assert (answer.body, answer.complete) == (body, True)
+    assert set(sizes) == {pool._READ_BYTES_MAX} and len(sizes) >= len(body) / pool._READ_BYTES_MAX
+
+
 def test_a_packed_answer_is_not_unpacked(server: HttpServer) -> None:
     """A bomb of a few bytes would fill the memory."""
     server.then(Reply(500, {"content-encoding": "gzip"}, b"not gzip at all"))

@@ -12,6 +12,7 @@ from redrive import App
 from redrive.event import NewEvent
 from redrive.runner.land import Repeated
 from redrive.store import landed
+from redrive.store.versions import Versions
 
 
 @pytest.fixture
@@ -25,14 +26,14 @@ def event(id: str, key: str | None) -> NewEvent:
     return NewEvent(id, "a", key, 1, 0, None, b"1", None, False)
 
 
-def land(app: App, events: list[NewEvent], versions: landed.Versions) -> None:
+def land(app: App, events: list[NewEvent], versions: Versions) -> None:
     store: Any = app.runtime.store
     with store.transaction() as tx:
         position = _append(tx, events, versions)
     versions.upto = position
 
 
-def _append(tx: Any, events: list[NewEvent], versions: landed.Versions) -> int:
+def _append(tx: Any, events: list[NewEvent], versions: Versions) -> int:
     added = landed.append_new(tx.logs, tx.sql, "x", events, versions)
     if added is None:
         raise Repeated
@@ -40,10 +41,10 @@ def _append(tx: Any, events: list[NewEvent], versions: landed.Versions) -> int:
 
 
 def test_versions_go_on_whoever_else_appends(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other, n = landed.Versions(), landed.Versions(), 0
+    one, other, n = Versions(), Versions(), 0
     for round_number in range(6):
         if round_number == 4:
-            monkeypatch.setattr(landed, "KEYS_MAX", 0)
+            monkeypatch.setattr("redrive.store.versions.KEYS_MAX", 0)
         for owner in (one, one, other):
             land(app, [event(f"e{n}", "a"), event(f"e{n}b", None), event(f"e{n}c", "b")], owner)
             n += 1
@@ -55,7 +56,7 @@ def test_versions_go_on_whoever_else_appends(app: App, monkeypatch: pytest.Monke
 
 
 def test_what_the_log_holds_is_noticed_and_what_was_counted_for_it_is_forgotten(app: App) -> None:
-    versions = landed.Versions()
+    versions = Versions()
     land(app, [event("e1", "a"), event("e2", "a")], versions)
     for repeated in ([event("e3", "a"), event("e1", "a")], [event("e3", "a"), event("e3", "b")]):
         with pytest.raises(Repeated):

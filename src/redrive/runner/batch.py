@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redrive.event import Event
@@ -44,7 +44,7 @@ class Batch:
     last: int  # everything read up to this position is in the batch, settled, or not asked for
     full: bool = False  # as many rows as may be were read: there are probably more
     handed: bool = False  # they were not read at all: whether there are more is still to be asked
-    failed: tuple[Any, ...] | None = None  # position and error of the one that failed when all ran at once
+    failed: dict[int, BaseException] = field(default_factory=dict)  # by position: found when all ran at once
     alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
 
 

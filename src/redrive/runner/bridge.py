@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,23 +24,30 @@ class Bridge:
 
     def start(self, job: Callable[[], T], future: asyncio.Future[T]) -> None:
         """Run a job where writing happens, for a future that somebody waits for; from any thread."""
-        loop = future.get_loop()
+        self._store.submit(job, partial(answer, future))
 
-        def resolve(result: Any, error: BaseException | None) -> None:
-            if future.done():  # the loop gave up waiting; the job's commit stands or falls by itself
-                return
-            if error is not None:
-                future.set_exception(_carried(error))
-            else:
-                future.set_result(result)
 
-        def done(result: Any, error: BaseException | None) -> None:
-            try:
-                loop.call_soon_threadsafe(resolve, result, error)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                return
+def answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """What a future was waiting for; from any thread."""
+    try:
+        future.get_loop().call_soon_threadsafe(_resolve, future, result, error)
+    except RuntimeError:  # the loop is closed: nobody waits any more
+        return
 
-        self._store.submit(job, done)
+
+def heard(future: asyncio.Future[Any]) -> None:
+    """Nobody may come for it; then what it raised is of no interest."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():  # the loop gave up waiting; the job's commit stands or falls by itself
+        return
+    if error is not None:
+        future.set_exception(_carried(error))
+    else:
+        future.set_result(result)
 
 
 def _carried(error: BaseException) -> BaseException:

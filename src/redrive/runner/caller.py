@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from redrive.context import SAME_KEY, Escalate, Tx
+from redrive.context import SAME_KEY, Escalate, Opened, Tx
 from redrive.errors import StoreError, UsageError
 from redrive.event import Event
 from redrive.policy import outcome as out
@@ -43,7 +43,7 @@ class Caller:
         """The function for one event, as it is to be called now."""
         return tx.strict(self.for_one) if self.is_strict else self.for_one
 
-    def user(self, tx: StoreTx) -> Tx:
+    def user(self, tx: Opened) -> Tx:
         """What the function is handed."""
         return Tx(tx, self._emit, self._cancel)
 

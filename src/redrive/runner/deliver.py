@@ -93,17 +93,29 @@ class Couriers(TaskStaff):
         await super().close()
 
     async def _carry_each(self, task: Any) -> None:
-        """The same for a sink that takes one event at a time, without the lists."""
-        while (work := self._next(task)) is not None:
-            assert work.event is not None
+        """The same for a sink that takes one event at a time, without the lists: all of it is done for every event."""
+        loop, gate, clock, send = self.loop, self.loop.work.gate, self._clock, self._function
+        ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
+        while not loop.stopping:
             try:
-                if work.event.schema == SCHEMA:
-                    check(work.event)
-                await self._function([work.event])  # the sink's `send`, in a span where there are spans
-                error = None
+                work = ready.popleft() if gate is None else gate.pass_one(ready)
+            except IndexError:
+                return
+            event = work.event
+            assert event is not None
+            work.started, running[work] = clock(), task
+            try:
+                if event.schema == SCHEMA:
+                    check(event)
+                await send([event])  # the sink's `send`, in a span where there are spans
             except BaseException as raised:
-                error = self._errors((work,), raised).get(0)
-            self._put_down(work, error, {})
+                self._put_down(work, self._errors((work,), raised).get(0), {})
+            else:
+                del running[work]
+                work.outcome = out.APPLIED
+                outbox.append(work)
+                if gate is not None and gate.called(work):
+                    self._call()  # the breaker wants to know
             await self._pace()
 
     def _take(self, task: Any) -> list[Work]:

@@ -25,7 +25,8 @@ class Desk:
         self.alone: deque[Work] = deque()  # after a crash: one at a time, before anything else
         self.aside: deque[Work] = deque()  # would run, but the gate of its key has to be asked
         # What is busy, with what queues behind it: lanes by name, and letters without a lane by their id.
-        self._waiting: dict[str | int, deque[Work] | None] = {}
+        # Lists, though they are taken from in front: a queue is short, and ten deques have the size of a hundred lists.
+        self._waiting: dict[str | int, list[Work] | None] = {}
         self._queued = 0
         self._following: Counter[str] = Counter()
         self._lanes = duty.lanes
@@ -72,7 +73,7 @@ class Desk:
                 queued += 1
                 queue = waiting[lane]
                 if queue is None:
-                    waiting[lane] = deque((work,))
+                    waiting[lane] = [work]
                 else:
                     queue.append(work)
         self._queued += queued
@@ -80,12 +81,12 @@ class Desk:
     def _queue(self, lane: str | int, work: Work) -> None:
         queue = self._waiting[lane]
         if queue is None:
-            queue = self._waiting[lane] = deque()
+            queue = self._waiting[lane] = []
         self._queued += 1
         if work.head is None:
             queue.append(work)
         else:  # a head precedes everything that queued up behind it
-            queue.appendleft(work)
+            queue.insert(0, work)
 
     def _start(self, work: Work) -> None:
         """The lane is this work's now; look again whether it may run."""
@@ -115,7 +116,7 @@ class Desk:
         taken: list[Work] = []
         last = first
         while queue and len(taken) < room and queue[0].head is None and queue[0].outcome is None:
-            last.chained, last = True, queue.popleft()
+            last.chained, last = True, queue.pop(0)
             self._queued -= 1
             taken.append(last)
         return taken
@@ -172,7 +173,7 @@ class Desk:
                 self.free(work)
             elif queue := waiting[lane]:  # the ordinary case, quickly
                 started += 1
-                follower = queue.popleft()
+                follower = queue.pop(0)
                 if follower.head is None and follower.outcome is None:
                     ready.append(follower)
                 else:
@@ -201,7 +202,7 @@ class Desk:
             queue.clear()
         else:
             self._queued -= 1
-            self._start(queue.popleft())
+            self._start(queue.pop(0))
 
     def _place(self, work: Work) -> str | int | None:
         """Where a work is alone: its lane. A letter without one has at least itself, since letters may be read anew."""

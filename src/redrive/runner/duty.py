@@ -26,6 +26,7 @@ from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
 from redrive.runner.call import find_key
 from redrive.runner.handed import Handed
+from redrive.runner.standing import Standing
 from redrive.settings import Settings
 from redrive.store.identity import identity
 from redrive.store.keyed import Keyed
@@ -56,6 +57,7 @@ class Engine:
     appended: Callable[[str], None]  # wake whoever reads this log
     worker: str
     handed: Handed = field(default_factory=Handed)
+    standing: Standing = field(default_factory=Standing)
 
 
 class Tried(NamedTuple):

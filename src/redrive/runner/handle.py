@@ -25,6 +25,7 @@ from redrive.runner.duty import Duty, Fresh, Work, edited
 from redrive.runner.gate import Gate
 from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
+from redrive.store.ahead import Ahead
 from redrive.store.log import events_after
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
@@ -42,6 +43,7 @@ class Handling:
         rule = duty.subscription.breaker
         self.keys = KeyGate(duty, self.desk) if rule is not None and rule.per == "key" else None
         self.gate: Gate | None = self.keys or (Gate(duty) if rule or duty.subscription.limit else None)
+        self._ahead: Ahead[list[Event[Any]]] | None = None  # what is read while a group is being committed
         self.lane_full = ""
         self.halt = ""
 
@@ -158,13 +160,15 @@ class Handling:
 
     def round(self, group: list[Work], room: int, due: list[tuple[str | None, Head]]) -> Round:
         """Settle a group, then read what there is room for: one hop. Runs where writing happens."""
-        result = Round()
-        if group or self.duty.window.plan(()).prefix != self.duty.window.position:
+        result, duty = Round(), self.duty
+        self._ahead = None
+        if group and room and not self._is_held():
+            self._ahead = duty.engine.store.ahead(lambda: self._look_ahead(room), len(group))
+        if group or duty.window.plan(()).prefix != duty.window.position:
             self._settle(group, result)
-        duty = self.duty
         with duty.engine.store.reading(snapshot=False) as tx:
             mine = tx.sql.each("progress_get", (duty.member,))
-            early = room and not self._is_held()
+            early = room and not self._is_held() and self._ahead is None
             if early:  # one answer for both; if it is to wait after all, it is read again
                 result.events = self._read(tx, room)
             duty.refresh(tx, mine)
@@ -174,9 +178,16 @@ class Handling:
                 result.letters = [(lane, head, tx.letters.event(head.letter)) for lane, head in due]
             if self._is_held():
                 result.events = []
+            elif self._ahead is not None:
+                result.events, self._ahead = self._ahead.result(), None
             elif room and not early:
                 result.events = self._read(tx, room)
         return result
+
+    def _look_ahead(self, room: int) -> list[Event[Any]]:
+        """The log beyond what we took in does not depend on what is settled now. Runs beside the writer."""
+        with self.duty.engine.store.reading(snapshot=False) as tx:
+            return self._read(tx, room)
 
     def _is_held(self) -> bool:
         """Is nothing to be read now, as far as is known?"""
@@ -241,6 +252,8 @@ class Handling:
             if (keeper := self.duty.keeper) is not None:
                 keeper.write(tx, settling.states)
             hit("round.before_commit")
+            if self._ahead is not None:
+                self._ahead.begin()
         return settling
 
     def _write_together(self, settling: Settling, works: list[Work]) -> None:

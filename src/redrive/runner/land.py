@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.runner.asking import AskingLoop
-from redrive.runner.bridge import Bridge
+from redrive.runner.bridge import Bridge, answer, heard
 from redrive.runner.duty import Duty
 from redrive.runner.handed import Landed
 from redrive.runner.turns import BEHIND_MAX, Turn
@@ -23,8 +23,10 @@ from redrive.runner.wake import Wake
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.sources.refusal import ID_COLLISION, refused
 from redrive.store import landed
+from redrive.store.groups import run_here
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
+from redrive.store.versions import Versions
 
 READ_MAX = 1_000  # messages in one transaction
 # While there is a backlog of small ones, so many times as many: a commit costs less, and pages of the index on the keys
@@ -38,11 +40,11 @@ log = logging.getLogger("redrive")
 
 
 class Read(NamedTuple):
-    """What was read, and what says whether it has landed, if that is under way already."""
+    """What was read, and whether it has landed, if that was tried already."""
 
     messages: Sequence[Message | Plain]
     starts: Positions
-    landed: asyncio.Future[bool] | None
+    landed: bool | None
 
 
 class Repeated(Exception):
@@ -55,7 +57,7 @@ class Landing:
     def __init__(self, duty: Duty, source: Source) -> None:
         self.duty, self.source = duty, source
         self.positions: dict[int, str] = {}
-        self._versions = landed.Versions()
+        self._versions = Versions()
         self._wary = 0  # batches left to be looked at before they are written
 
     def load(self) -> None:
@@ -110,7 +112,9 @@ class Landing:
         duty.settled_at, self.positions = now, to
         if added.rows:
             engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
+            engine.store.news.told(added.rows[0][0], position)
         if events:  # who waits for them first: everybody who is woken wants the interpreter
+            engine.standing.begin(duty.subscription.source)
             engine.appended(duty.subscription.source)
             engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
         return True
@@ -225,7 +229,7 @@ class LandingLoop(AskingLoop):
             return
         self._waiting = reader if self._wait > 0 else None
         reading, self._ahead = self._ahead or self._read(reader), None
-        messages, starts, landing = await reading
+        messages, starts, has_landed = await reading
         self._waiting = None
         if not (messages or starts):
             await self._had_nothing()
@@ -238,10 +242,11 @@ class LandingLoop(AskingLoop):
             are_small = sum(map(_size, messages)) <= SMALL_BYTES * len(messages)
             self._read_max = MORE * READ_MAX if are_small else READ_MAX
             self._ahead = self._read(reader)
-            self._ahead.add_done_callback(_heard)
+            self._ahead.add_done_callback(heard)
         elif self._turn is None:
             self._read_max = READ_MAX
-        has_landed = await (landing or self.bridge.run(lambda: self.landing.land(messages, starts)))
+        if has_landed is None:
+            has_landed = await self.bridge.run(lambda: self.landing.land(messages, starts))
         if has_landed and self.source.acknowledges:
             await self._ask(lambda: reader.settled(messages))
 
@@ -259,26 +264,25 @@ class LandingLoop(AskingLoop):
 
     def _read(self, reader: Reader) -> asyncio.Future[Read]:
         """Begin to read. What was waited for lands at once: to wake us first would take as long as writing it."""
-        positions, wait = dict(self._cursor), self._wait
-        landing: asyncio.Future[bool] | None = None
-        if wait > 0 and self._turn is None:
-            landing = asyncio.get_running_loop().create_future()
-            landing.add_done_callback(_heard)
+        positions, limit, wait = dict(self._cursor), self._read_max, self._wait
+        if wait <= 0 or self._turn is not None or self._thread is None:
+            return self._ask(lambda: Read(reader.read(positions, limit, wait), reader.starts, None))
+        future: asyncio.Future[Read] = asyncio.get_running_loop().create_future()
 
-        def read() -> Read:
-            messages, starts = reader.read(positions, self._read_max, wait), reader.starts
-            if landing is not None and (messages or starts):
-                self.bridge.start(lambda: self.landing.land(messages, starts), landing)
-            return Read(messages, starts, landing)
+        def read() -> Read | None:
+            messages, starts = reader.read(positions, limit, wait), reader.starts
+            if not (messages or starts):
+                return Read(messages, starts, None)
+            self.bridge.start(lambda: Read(messages, starts, self.landing.land(messages, starts)), future)
+            return None
 
-        return self._ask(read)
+        def done(found: Read | None, error: BaseException | None) -> None:
+            if found is not None or error is not None:
+                answer(future, found, error)
+
+        self._thread.submit(run_here, read, done)
+        return future
 
 
 def _size(message: Message | Plain) -> int:
     return len(message.data_raw if type(message) is Plain else message.event.data_raw)
-
-
-def _heard(future: asyncio.Future[Any]) -> None:
-    """Nobody may come for it; then what it raised is of no interest."""
-    if not future.cancelled():
-        future.exception()

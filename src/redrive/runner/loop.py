@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from redrive.errors import StoreError
 from redrive.observe import signals as sig
 from redrive.policy.lease import renew_at
 from redrive.runner import leases
-from redrive.runner.bridge import Bridge
+from redrive.runner.batch import Turn
+from redrive.runner.bridge import Bridge, answer, heard
 from redrive.runner.budget import Budget
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
@@ -23,6 +25,7 @@ from redrive.runner.keygate import KeyGate
 from redrive.runner.project import Projector
 from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
 from redrive.runner.wake import Wake
+from redrive.store.groups import run_here
 
 
 class Loop:
@@ -99,9 +102,15 @@ class ProjectionLoop(Loop):
 
     async def run(self) -> None:
         projector = Projector(self.duty)
+        begun: Turn | None = None
+
+        def turns() -> Turn:
+            return projector.turns(lambda: self.stopping)
+
         while not self.stopping:
             await self.renew_if_due()
-            turn = await self.bridge.run(lambda: projector.turns(lambda: self.stopping))
+            turn = begun if begun is not None else await self.bridge.run(turns)
+            begun = None
             self.tell_full_lane(turn.lane_full)
             if turn.halt:
                 raise StoreError(turn.halt)
@@ -110,7 +119,20 @@ class ProjectionLoop(Loop):
             elif turn.stopped:
                 await self.wake.wait(self.pause_length())
             elif not turn.more and not self.has_due():
-                await self.rest(not self.wake.pending, self.pause_length())
+                begun = await self._rest_until_begun(turns)
+
+    async def _rest_until_begun(self, turns: Callable[[], Turn]) -> Turn | None:
+        """Wait for news. Whoever lands something in our log may begin the next turn; then what came of it."""
+        standing, log = self.duty.engine.standing, self.duty.subscription.source
+        future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(heard)
+        begin = partial(run_here, turns, partial(answer, future))
+        standing.leave(log, begin)
+        try:
+            await self.rest(not self.wake.pending, self.pause_length())
+        finally:
+            was_begun = not standing.take_back(log, begin)
+        return await future if was_begun else None
 
 
 class HandlerLoop(Loop):

@@ -144,12 +144,31 @@ class Projector:
             if not self._commit_believing(batch, turn):
                 self._commit(batch, turn)
             return
-        except (OneFailed, LateError) as failed:  # of many that ran without a savepoint: all of it again, in strides
+        except (OneFailed, LateError) as failed:
+            self._learn_care(batch, failed)
+        # Out here: what a function raises now must not seem to be caused by our own signal.
+        if self._pace.holds:
+            try:
+                self._commit(batch, turn)
+                return
+            except OneFailed as failed:
+                self._learn_care(batch, failed)
+        self._commit(batch, turn)
+
+    def _learn_care(self, batch: Batch, failed: OneFailed | LateError) -> None:
+        """Of many that ran without a savepoint: all of it again, with statements held, or else in strides."""
+        if failed.args:
+            row, error = failed.args
+            batch.failed[row[0]] = error
+        if self._pace.holds or not self._can_hold:
             self._pace.be_wary()
-            if failed.args:
-                row, error = failed.args
-                batch.failed = row[0], error
-        self._commit(batch, turn)  # out here: what a function raises now must not seem to be caused by our own signal
+        else:
+            self._pace.hold()
+
+    @property
+    def _can_hold(self) -> bool:
+        """Whoever emits writes at once; and constraints are looked at when the statements have run."""
+        return self.duty.engine.store.can_hold and not (self.duty.durable or self._caller.is_strict)
 
     def _commit_believing(self, batch: Batch, turn: Turn) -> bool:
         """False: progress is not as we know it, and nothing was written."""
@@ -232,12 +251,18 @@ class Projector:
     ) -> tuple[int, Failed]:  # fmt: skip
         """Nothing is parked, nobody follows anybody: how far it went, and which of them failed."""
         rows = batch.rows[start:] if start else batch.rows
-        sweep = Rows(self._caller, tx, user, batch, late, late if at_once else _never)
+        function, handed = self._caller.callee(tx), user
+        hold = tx.hold if at_once and self._pace.holds and self._can_hold else None
+        if hold is not None:
+            function, handed = hold.holding(function), self._caller.user(hold)
+        sweep = Rows(self._caller, tx, handed, batch, late, late if at_once else _never)
         if at_once:
-            ran = attempt_all(tx, self._caller.callee(tx), rows, sweep)
+            ran = attempt_all(tx, function, rows, sweep)
         else:
-            ran = isolate(tx, self._caller.callee(tx), rows, self._pace, sweep)
-        sweep.end(lambda: late(ASIDE_SHARE))
+            ran = isolate(tx, function, rows, self._pace, sweep)
+        sweep.end(lambda: late(ASIDE_SHARE), user)
+        if hold is not None and sweep.failed:
+            self._pace.hold()
         if ran:
             last = from_row(rows[ran - 1], self.duty.engine.types)
             settling.commit_events(ran - len(sweep.failed), last)
@@ -264,8 +289,8 @@ class Projector:
         span = Span([], [], start)
         for event in duty.events(batch.rows[start : start + self._pace.stride]):
             work = batch.alone or duty.work(event)
-            if batch.failed and batch.failed[0] == event.position:  # this attempt was made, and counts
-                work.outcome = self._caller.outcome(work, batch.failed[1])
+            if event.position in batch.failed:  # this attempt was made, and counts
+                work.outcome = self._caller.outcome(work, batch.failed[event.position])
             if work.lane is not None and (work.lane in parked or work.lane in parking):
                 if duty.lanes.size(work.lane) + parking.get(work.lane, 0) >= duty.engine.settings.lane_max:
                     turn.lane_full = work.lane

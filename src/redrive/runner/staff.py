@@ -118,6 +118,8 @@ class Staff:
                 work.ctx, work.outcome = None, out.APPLIED
             else:
                 called(work)
+            if work.outcome is out.APPLIED:  # nobody asks for its data again: what it takes is free for the next one
+                work.event.forget()  # type: ignore[union-attr]
             outbox.append(work)
             del running[work]
             if gate is not None and gate.called(work):

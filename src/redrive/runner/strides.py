@@ -25,12 +25,13 @@ WARY_AFTER_FAILURE = 100  # batches; where one event failed, others will
 class Pace:
     """How long strides are, from how far apart failures were lately: those that made calls be made again."""
 
-    __slots__ = ("_apart", "_since", "_wary")
+    __slots__ = ("_apart", "_held", "_since", "_wary")
 
     def __init__(self) -> None:
         self._apart = STRIDE_MAX**2
         self._since = 0  # events since the last failure
         self._wary = 0  # batches left to run in strides, because one failed lately
+        self._held = 0  # batches left whose statements are held
 
     @property
     def stride(self) -> int:
@@ -40,11 +41,21 @@ class Pace:
     def next_batch(self) -> bool:
         """A batch begins: may it be run without any savepoint?"""
         self._wary -= (wary := self._wary > 0)
+        self._held -= self._held > 0
         return not wary
+
+    @property
+    def holds(self) -> bool:
+        """Are statements held until their call has ended, because one failed lately?"""
+        return self._held > 0
+
+    def hold(self) -> None:
+        """Where the store can do that: for a while a call that fails is to leave nothing behind."""
+        self._held = WARY_AFTER_FAILURE
 
     def be_wary(self) -> None:
         """No batch without savepoints for a while."""
-        self._wary = WARY_AFTER_FAILURE
+        self._wary, self._held = WARY_AFTER_FAILURE, 0
 
     def ran(self, count: int) -> None:
         """So many events went well."""

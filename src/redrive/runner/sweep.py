@@ -75,10 +75,11 @@ class Rows(Sweep[Row]):
         self, function: Function, rows: Sequence[Row], stride: int, begin: Begin
     ) -> tuple[int, BaseException | None, bool]:
         """Call for each row."""
-        known, found = self._batch.failed, None
-        if known is not None and rows[0][0] <= known[0] <= rows[-1][0]:  # this attempt was made, and counts
-            found = known[1]
-            rows = [row for row in rows if row[0] < known[0]]
+        found = None
+        if known := [at for at in self._batch.failed if rows[0][0] <= at <= rows[-1][0]]:
+            first = min(known)  # this attempt was made, and counts
+            found = self._batch.failed[first]
+            rows = [row for row in rows if row[0] < first]
         self._caller.begin()
         types = self._caller.duty.engine.types
         good, error = attempt_rows(function, rows, types, self._user, self._ends, stride, begin)
@@ -98,10 +99,10 @@ class Rows(Sweep[Row]):
         self._aside = [(one, error) for one, error in self._aside if one[0] < row[0]]
         super().forget(row)
 
-    def end(self, is_late: Callable[[], bool]) -> None:
+    def end(self, is_late: Callable[[], bool], user: Tx) -> None:
         """Decide about those that were put aside, one after the other: code that ran a moment ago runs fast."""
         if self._aside:
-            self.is_late = is_late
+            self.is_late, self._user = is_late, user
             function = self._tx.checked(self._caller.callee(self._tx))
             for row, error in self._aside:
                 super().fails(row, error, function)

@@ -15,16 +15,19 @@ from functools import lru_cache
 from ipaddress import ip_address
 
 import aiohttp
+from aiohttp import AddrInfoType
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from redrive.sinks.addresses import Address, check_ip, literal
+from redrive.sinks.deadlines import Deadlines
 from redrive.sinks.http import ANSWER_BYTES_MAX, CONNECTIONS_MAX, Answer, NoAnswer, Unreachable
 from redrive.units import show_duration
 from redrive.version import VERSION
 
 # Many servers end an idle connection after 5 s; a request that meets that end is an error that nobody needs.
 _KEEP_ALIVE_S = 4.0
+_READ_BYTES_MAX = 16_384  # at once; most answers are shorter, and the rest is read next
 _FIXED = {"user-agent": f"redrive/{VERSION}", "accept-encoding": "identity"}
 
 
@@ -48,6 +51,25 @@ class PublicResolver(AbstractResolver):
         await self._resolver.close()
 
 
+class AnswerSocket(socket.socket):
+    """Reads little at once. For the 256 KiB that asyncio asks for, memory comes from the kernel and goes back to it.
+
+    That is three system calls and a page fault for every answer, and while another thread works all cores hear of it.
+    """
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """What has come, up to our limit."""
+        return _recv(self, min(_READ_BYTES_MAX, size), flags)
+
+
+_recv = socket.socket.recv
+
+
+def _socket(info: AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = info
+    return AnswerSocket(family, kind, protocol)
+
+
 class Pool:
     """Connections that are kept, with the rules of the house. Belongs to the event loop it was made in."""
 
@@ -59,12 +81,15 @@ class Pool:
         lookup: AbstractResolver = aiohttp.ThreadedResolver()
         connector = aiohttp.TCPConnector(
             limit=CONNECTIONS_MAX, keepalive_timeout=_KEEP_ALIVE_S, ssl=tls if tls is not None else True,
-            resolver=lookup if allow_private else PublicResolver(lookup),
+            resolver=lookup if allow_private else PublicResolver(lookup), socket_factory=_socket,
         )  # fmt: skip
         self._session = aiohttp.ClientSession(
             connector=connector, headers=_FIXED, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout), trust_env=False,
         )  # fmt: skip
+        # How long all of it takes is watched here: aiohttp would set a timer for each.
+        self._deadlines = Deadlines(timeout)
+        self._unwatched = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout)
 
     def is_mine(self) -> bool:
         """Is this the loop that the connections live in?"""
@@ -72,6 +97,7 @@ class Pool:
 
     async def close(self) -> None:
         """End all connections."""
+        self._deadlines.close()
         await self._session.close()
 
     async def request(self, method: str, address: Address, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -83,37 +109,51 @@ class Pool:
                 check_ip(ip, address.host)
         if address.authorization is not None:
             headers = {"authorization": address.authorization, **headers}
+        deadlines, response, parts = self._deadlines, None, list[bytes]()
+        task = deadlines.begin()
         try:
-            async with self._session.request(
-                method, url, headers=headers, data=body or None, allow_redirects=False
-            ) as response:
-                if response.content.at_eof():  # most receipts are empty
-                    return Answer(response.status, response.headers, b"", True)
-                received, complete = await _read(response)
-                return Answer(response.status, response.headers, received, complete)
+            response = await self._session.request(
+                method, url, headers=headers, data=body or None, allow_redirects=False, timeout=self._unwatched
+            )
+            if response.content.at_eof():  # most receipts are empty, and have given their connection back by now
+                return Answer(response.status, response.headers, b"", True)
+            async with response:
+                complete = await _read(response, parts)
+            return Answer(response.status, response.headers, b"".join(parts)[:ANSWER_BYTES_MAX], complete)
         except TimeoutError:
-            raise NoAnswer(f"{address.origin} did not answer within {show_duration(self._timeout)}") from None
+            raise self._no_answer(address) from None
+        except asyncio.CancelledError:
+            if not deadlines.is_late(task):
+                raise
+            if response is None:
+                raise self._no_answer(address) from None
+            return Answer(response.status, response.headers, b"".join(parts)[:ANSWER_BYTES_MAX], False)
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{address.origin}: {_why(error)}") from None  # theirs may quote the URL
+        finally:
+            deadlines.end(task)
+
+    def _no_answer(self, address: Address) -> NoAnswer:
+        return NoAnswer(f"{address.origin} did not answer within {show_duration(self._timeout)}")
 
 
 _url = lru_cache(1_024)(URL)
 
 
-async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+async def _read(response: aiohttp.ClientResponse, parts: list[bytes]) -> bool:
     """The body up to the limit. The status has come: what is wrong with the rest does not change it."""
-    parts, size = [], 0
+    size = 0
     try:
         while size <= ANSWER_BYTES_MAX and (part := await response.content.readany()):
             parts.append(part)
             size += len(part)
     except (aiohttp.ClientError, TimeoutError, OSError):
         response.close()
-        return b"".join(parts)[:ANSWER_BYTES_MAX], False
+        return False
     if size > ANSWER_BYTES_MAX:
         response.close()  # the rest is not worth the connection
-        return b"".join(parts)[:ANSWER_BYTES_MAX], False
-    return b"".join(parts), True
+        return False
+    return True
 
 
 def _why(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -118,12 +118,10 @@ class Log:
         at: datetime | None = None,
     ) -> Event[Any]:
         """Like `append`, without blocking the event loop; calls that wait together share one commit."""
-        event = draft(
-            self._runtime.types, self._runtime.env, type, data, key=key, id=id, headers=headers, time=time,
-            expected_version=expected_version, after=after, at=at,
-        )  # fmt: skip
-        self._check([event])
+        # A hundred producers wait for each other's turn here: what each does is done a hundred times per commit.
         runtime = self._runtime
+        event = draft(runtime.types, runtime.env, type, data, key, id, headers, time, expected_version, after, at)
+        self._check((event,))
         if runtime.transacting is not None and runtime.is_transacting():
             raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
         if self._answers is None:
@@ -132,7 +130,7 @@ class Log:
             self._answers = Answers()
         self._answers = answers = self._answers.here()
         future = answers.loop.create_future()
-        runtime.store.append(Appending(self.name, [event], partial(answers.put, future)))
+        runtime.store.append(Appending(self.name, (event,), partial(answers.put, future)))
         rows = await future
         runtime.notify(self.name, rows)
         return _event(rows[0], runtime.types)
@@ -209,7 +207,7 @@ class Log:
         self._runtime.notify(self.name, rows)
         return [_event(row, self._runtime.types) for row in rows]
 
-    def _check(self, events: list[NewEvent]) -> None:
+    def _check(self, events: Sequence[NewEvent]) -> None:
         """Whether they may be stored here."""
 
     def _append(self, events: list[NewEvent]) -> list[Any]:
@@ -250,11 +248,11 @@ class Outbox(Log):
     def __repr__(self) -> str:
         return f"Outbox({self.name!r})"
 
-    def _check(self, events: list[NewEvent]) -> None:
+    def _check(self, events: Sequence[NewEvent]) -> None:
         for event in events:
             check_unversioned(self.name, event.expected_version)
 
 
 def _event(row: Any, types: EventTypes) -> Event[Any]:
     """What a row has become: an event of the log, or one that waits for its time."""
-    return from_row(row, types) if row[0] is not None else scheduled_from(row, types)
+    return Event(*row, types) if row[0] is not None else scheduled_from(row, types)  # type: ignore[call-arg]

@@ -1,13 +1,13 @@
 """Appending: versions and ids are checked, rows are written and numbered, a whole group at a time.
 
 Every statement is a chance to lose the interpreter's lock to a busy event loop, for up to five milliseconds; so a
-group of any size takes one statement to learn the versions and one for up to 64 rows.
+group of any size takes one statement to learn the versions that are not remembered and one for up to 64 rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from redrive.codec import from_json, to_json
 from redrive.errors import IdConflict, UsageError, VersionConflict
@@ -15,6 +15,7 @@ from redrive.event import WITHDRAWN, NewEvent
 from redrive.store.scheduled import found, taken_back, waiting_row
 from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
+from redrive.store.versions import Versions
 
 Batch = tuple[str, Sequence[NewEvent]]  # a log's name, and what is appended to it
 
@@ -25,6 +26,8 @@ class Names(Protocol):
     @property
     def spans(self) -> Spans: ...
     def id_of(self, name: str, *, create: bool = False) -> int: ...
+    @property
+    def versions(self) -> Mapping[int, Versions]: ...
 
 
 def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[Row], bool]:
@@ -37,7 +40,7 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
     sql.claim(logs.values())
     if sql.is_far and _is_one(batches):
         return [_append_one(sql, logs[batches[0][0]], batches[0][1][0])], False
-    versions = _last_versions(sql, logs, batches)
+    versions, remembered = _last_versions(names, sql, logs, batches)
     rows: list[Row] = []
     waiting: list[Row] = []  # the next to be inserted: rows whose position is not known yet
     later: list[Row] = []  # those to be scheduled
@@ -84,6 +87,8 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
         highest = max(row[0] or 0 for row in rows)
     if highest:
         names.spans.passed(highest)
+    for log in remembered:
+        names.versions[log].counted(sql.value("log_last", (log,)), ())
     return rows, repeated
 
 
@@ -103,19 +108,25 @@ def _append_one(sql: Sql, log: int, event: NewEvent) -> Row:
     return (row[0], id, kind, key, row[1], schema, time_us, headers, data)
 
 
-def _last_versions(sql: Sql, logs: dict[str, int], batches: Sequence[Batch]) -> dict[str, dict[str, int | None]]:
-    """By log and key, what the log holds now; None for a key that has no events yet."""
+def _last_versions(
+    names: Names, sql: Sql, logs: dict[str, int], batches: Sequence[Batch]
+) -> tuple[dict[str, dict[str, Any]], list[int]]:
+    """By log and key, what the log holds now, None or 0 for a key without events; and the logs that remember it."""
     keys: dict[str, set[str]] = {log_name: set() for log_name in logs}
     for log_name, events in batches:
         keys[log_name].update([event.key for event in events if event.key is not None])
-    found: dict[str, dict[str, int | None]] = {}
+    found: dict[str, dict[str, Any]] = {}
+    remembered: list[int] = []
     for log_name, wanted in keys.items():
         log = logs[log_name]
-        if len(wanted) > 1:
+        if len(wanted) <= 1:
+            found[log_name] = {key: sql.value("key_version", (log, key)) for key in wanted}
+        elif sql.is_far:  # another round trip, to learn that nobody else has appended, takes longer than to ask
             found[log_name] = from_json(sql.value("key_versions", (log, to_json([*wanted]).decode())))
         else:
-            found[log_name] = {key: sql.value("key_version", (log, key)) for key in wanted}
-    return found
+            found[log_name] = names.versions[log].of(sql, log, wanted, sql.value("log_last", (log,)))
+            remembered.append(log)
+    return found, remembered
 
 
 def _insert(sql: Sql, waiting: list[Row], rows: list[Row]) -> None:

@@ -28,8 +28,12 @@ def append_group(group: list[Appending], opening: Opening, sync: Callable[[Any],
     try:
         try:
             batches = [(item.log, item.events) for item in group]
-            following = iter(_begun(lambda: _append_all(batches, opening, sync), tries))
-            outcomes = [(list(islice(following, len(item.events))), None) for item in group]
+            rows = _begun(lambda: _append_all(batches, opening, sync), tries)
+            if all(len(item.events) == 1 for item in group):  # as nearly always
+                outcomes = [([row], None) for row in rows]
+            else:
+                following = iter(rows)
+                outcomes = [(list(islice(following, len(item.events))), None) for item in group]
         except (EventError, UsageError):  # somebody's event is refused: the others once more
             if len(group) == 1:
                 raise

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from redrive.codec import from_json, to_json
+from redrive.codec import to_json
 from redrive.event import Stored
 from redrive.store.append import Names
 from redrive.store.sql import Row, Sql
-
-KEYS_MAX = 100_000  # whose versions are remembered
+from redrive.store.versions import Versions
 
 
 def positions(sql: Sql, subscription: int) -> dict[int, str]:
@@ -36,36 +35,6 @@ class Fields(Stored, Protocol):
 
     @property
     def data_raw(self) -> bytes: ...
-
-
-class Versions:
-    """The last version of each key of a log, for as long as nobody else appends to it."""
-
-    __slots__ = ("_known", "above", "upto")
-
-    def __init__(self) -> None:
-        self.upto = -1  # the last position that they include
-        self.above = 0  # the last one when they were last asked for
-        self._known: dict[str, int] = {}
-
-    def of(self, sql: Sql, log: int, keys: set[str], last: int) -> dict[str, int]:
-        """At least those of these keys, to be counted on; None of it holds if the transaction does not commit.
-
-        `last`: the last position of the log now.
-        """
-        self.above = last
-        if self.upto != last or len(self._known) > KEYS_MAX:
-            self._known = {}
-        if new := keys - self._known.keys():
-            self._known |= from_json(sql.value("key_versions", (log, to_json([*new]).decode())))
-        self.upto = -1
-        return self._known
-
-    def counted(self, upto: int, others: Iterable[str | None]) -> None:
-        """They hold up to this position, but for these keys, which others have counted on."""
-        self.upto = upto
-        for key in others:
-            self._known.pop(key, None)  # type: ignore[arg-type]
 
 
 class Appended(NamedTuple):

@@ -61,7 +61,7 @@ class Letters:
                 failed_at, failed_at, failure.error_type, failure.message, failure.fingerprint, now, resolved_by,
                 dependency,
             ))  # fmt: skip
-        letters = self._sql.add_each("letter_add", rows)
+        letters = self._sql.add_all("letter_add", rows)
         self.sieve.add(
             (letter, one.failure.error_type, one.failure.message)
             for letter, one in zip(letters, new, strict=True)

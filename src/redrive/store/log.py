@@ -6,6 +6,7 @@ appender commit at a time.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from redrive.event import WITHDRAWN, Event, NewEvent
 from redrive.store.append import append_all
-from redrive.store.landed import Versions
 from redrive.store.scheduled import taken_back, waiting_row
 from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
+from redrive.store.versions import Versions
 
 if TYPE_CHECKING:
     from redrive.types import EventTypes
@@ -29,7 +30,7 @@ EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gai
 class Logs:
     """Append to and read from the logs of one store."""
 
-    __slots__ = ("_created", "_dense", "_ids", "_sql", "_versions", "spans")
+    __slots__ = ("_created", "_dense", "_ids", "_sql", "spans", "versions")
 
     def __init__(self, sql: Sql, spans: Spans | None = None) -> None:
         self._sql = sql
@@ -37,7 +38,7 @@ class Logs:
         self._created: set[str] = set()  # by a transaction that may still be rolled back
         self.spans = spans or Spans(sql)
         self._dense: set[int] = set()  # logs that filled most of the table where they were read last
-        self._versions: dict[int, Versions] = {}  # of the logs that emissions go to
+        self.versions: dict[int, Versions] = defaultdict(Versions)  # of the logs that many events at a time go to
 
     def id_of(self, name: str, *, create: bool = False) -> int:
         """The log's number; 0 for a log that has no events yet and may not be created now."""
@@ -60,7 +61,7 @@ class Logs:
         for name in () if committed else list(self._created if self._sql.is_far else self._ids):
             self._ids.pop(name, None)
         if not committed:
-            self._versions.clear()
+            self.versions.clear()
         self._created.clear()
 
     def append(self, log_name: str, events: Sequence[NewEvent]) -> tuple[list[Row], bool]:
@@ -80,7 +81,7 @@ class Logs:
         self._sql.many("event_emit", rows)
         last = self.last(log)
         if whole:
-            self._versions[log].counted(last, [e.key for e in events[whole:]])
+            self.versions[log].counted(last, [e.key for e in events[whole:]])
         self.spans.passed(last)
 
     def _schedule(self, log: int, log_name: str, events: Sequence[NewEvent]) -> list[NewEvent]:
@@ -101,7 +102,7 @@ class Logs:
         """
         last = self.last(log)
         keys = {e.key for e in events if e.key is not None}
-        versions = self._versions.setdefault(log, Versions()).of(self._sql, log, keys, last)
+        versions = self.versions[log].of(self._sql, log, keys, last)
         blocks: list[list[Any]] = []
         for begin in range(0, len(events), EMIT_BLOCK):
             block: list[Any] = [log]
@@ -170,7 +171,7 @@ class Logs:
 def events_after(logs: Logs, log: int, position: int, limit: int, types: EventTypes) -> list[Event[Any]]:
     """What `after` finds, as events. Each is made when its row is read: thousands of rows keep the collector busy."""
 
-    def make(rows: Iterable[Row]) -> list[Event[Any]]:
-        return [Event(*row, types) for row in rows]  # type: ignore[call-arg]
+    def make(rows: Iterable[Row]) -> list[Event[Any]]:  # taken apart: to pass *row on makes a list and another tuple
+        return [Event(a, b, c, d, e, f, g, h, i, types) for a, b, c, d, e, f, g, h, i in rows]
 
     return logs._after(log, position, limit, make, attrgetter("position"))

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from redrive.event import NewEvent
+    from redrive.store.ahead import Ahead
     from redrive.store.books import Books
     from redrive.store.guards import Guards
     from redrive.store.keyed import Keyed
     from redrive.store.letters import Letters
     from redrive.store.log import Logs
+    from redrive.store.news import News
     from redrive.store.progress import Progress
     from redrive.store.sql import Row, Sql
 
@@ -117,6 +119,23 @@ class Disbelief(Exception):
     """Progress is not what we believed it to be. Nothing was written: look, and settle by what is there."""
 
 
+class Holding(Protocol):
+    """Where statements wait until the call that made them has ended. To be handed to the function instead of the tx."""
+
+    @property
+    def connection(self) -> Any: ...
+    @property
+    def execute(self) -> Callable[..., Any]: ...
+    @property
+    def executemany(self) -> Callable[..., Any]: ...
+    def holding(self, function: Function) -> Function:
+        """A function whose statements are held. `answers` must follow before anything is concluded from its calls.
+
+        One that raises leaves nothing behind, unless it had to know what came of a statement: see `is_undone`.
+        """
+        ...
+
+
 class StoreTx(Protocol):
     """One open transaction. Facets share it; leaving the `with` block commits or rolls back."""
 
@@ -127,6 +146,11 @@ class StoreTx(Protocol):
     keyed: Keyed
     guards: Guards
     books: Books
+
+    @property
+    def hold(self) -> Holding | None:
+        """Who holds the statements of calls; None: nothing is gained by it."""
+        ...
 
     @property
     def connection(self) -> Any: ...
@@ -245,6 +269,8 @@ class Store(Protocol):
     """A database that holds logs, progress, letters, state and the user's tables."""
 
     url: str
+    news: News  # what `changed` need not tell
+    can_hold: bool  # has a transaction somebody who holds statements?
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[StoreTx]:
         """Begin for writing; `durable=False` may be lost by a power cut, as a whole and in order."""
@@ -293,6 +319,10 @@ class Store(Protocol):
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run a job where writing happens; `done(result, error)` is called from there."""
+        ...
+
+    def ahead(self, job: Callable[[], Any], count: int) -> Ahead[Any] | None:
+        """Something to be read while so many works are being committed; None: it is better read after that."""
         ...
 
     @property

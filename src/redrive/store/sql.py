@@ -18,6 +18,7 @@ Params = Mapping[str, Any] | Sequence[Any]
 Row = tuple[Any, ...]
 
 INSERT_MAX = 64  # rows per statement: each is cheaper than the one before, here no longer by much
+_NUMBERED = re.compile(r"\?(\d+)")
 BOOKS = 0  # claimed like a log by who writes what depends on the last row: the audit's chain, the list of subscriptions
 
 
@@ -51,8 +52,14 @@ def load_queries(path: Path) -> dict[str, str]:
 
 @cache
 def _widened(insert: str, rows: int) -> str:
-    """The statement for one row, for several: `VALUES (…), (…), (…)`."""
-    return insert + f", {insert[insert.rindex('(') :]}" * (rows - 1)
+    """The statement for one row, for several: `VALUES (…), (…), (…)`. Numbered parameters are counted on."""
+    row = insert[insert.rindex("VALUES (") + len("VALUES ") :]
+    width = max((int(number) for number in _NUMBERED.findall(row)), default=0)
+
+    def numbered_from(first: int) -> str:
+        return _NUMBERED.sub(lambda found: f"?{int(found[1]) + first}", row)
+
+    return ", ".join((insert, *(numbered_from(n * width) for n in range(1, rows))))
 
 
 def queries_of(store: Path) -> dict[str, str]:
@@ -131,10 +138,6 @@ class Sql:
             count += self.connection.execute(_widened(insert, width), values).rowcount
             done += width
         return count
-
-    def add_each(self, name: str, rows: Sequence[Row]) -> list[int]:
-        """The same by any statement that inserts one; for few rows."""
-        return [self.add(name, row) for row in rows]
 
     def insert(self, name: str, rows: Sequence[Row]) -> None:
         """Insert rows in order, of which nobody wants to know the keys."""

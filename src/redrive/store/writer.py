@@ -51,7 +51,10 @@ class Writer:
 
     def append(self, appending: Appending) -> None:
         """Queue an append for the next group."""
-        self._put(appending)
+        if self._stopped:
+            raise StoreError("the store is closed")
+        self._busy = True
+        self._queue.put(appending)
 
     def nudge(self) -> None:
         """Somebody wrote without us: look what there is to be done after that."""
@@ -103,6 +106,7 @@ class Writer:
                 return
             if isinstance(item, Job):
                 run_here(item.run, item.done)
+            item = None  # what it was about is not to wait in memory for the next one
             self._store.checkpoint()
 
     def _append_waiting(self, first: Appending) -> Appending | Job | None:

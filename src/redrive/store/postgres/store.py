@@ -19,6 +19,7 @@ from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.address import shown
 from redrive.store.groups import Done, append_group, run_here
+from redrive.store.news import News
 from redrive.store.port import Appending
 from redrive.store.postgres.connection import is_the_world, open_connection, translated_error
 from redrive.store.postgres.joining import append_into
@@ -53,6 +54,8 @@ def exists(url: str) -> bool:
 class PostgresStore:
     """A database; redrive's tables are in its schema `redrive`."""
 
+    can_hold = False  # what a call asks for is held anyway, see pipe.py
+
     def __init__(
         self,
         url: str,
@@ -84,6 +87,7 @@ class PostgresStore:
         self._listener: Listener | None = None
         self._seen_pulse: Row | None = None
         self._place: Row | None = None
+        self.news = News()  # that nobody asks: the server tells of what we append as well
         self._writer = None if inline else Writer(self)
 
     def _open(self) -> PostgresTx:
@@ -248,6 +252,9 @@ class PostgresStore:
             self._writer.submit(job, done)
         else:
             run_here(job, done)
+
+    def ahead(self, job: Callable[[], Any], count: int) -> None:
+        """Never: another connection may lead to another server, which need not know what was settled here."""
 
     @property
     def is_wanted(self) -> bool:

@@ -37,6 +37,8 @@ CHECK = "SAVEPOINT redrive_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO red
 class PostgresTx:
     """One connection with its facets; the same object serves every transaction on it."""
 
+    hold = None  # the pipe does
+
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._pipe = connection.pipe = Pipe(connection)

@@ -173,6 +173,7 @@ SELECT 1 FROM sqlite_master WHERE name = :name AND type = 'table'
 -- ---------------------------------------------------------------- letters
 
 -- name: letter_add
+-- Run with one VALUES row or several.
 INSERT INTO redrive_letters (subscription, position, lane, event_id, type, key, state, reason, attempts, due_at, due_set_at,
        delay, parked_at, first_failed_at, last_failed_at, error_type, error_message, fingerprint, touched_at, resolved_by,
        dependency, edits)

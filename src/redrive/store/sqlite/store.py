@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
+from redrive.store.ahead import Ahead, AtOnce, Lookout
 from redrive.store.books import Books
 from redrive.store.groups import Done, append_group, run_here
 from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
+from redrive.store.news import News
 from redrive.store.port import Appending, Function
 from redrive.store.progress import Progress
 from redrive.store.rehearsing import check_off_stage
@@ -42,9 +44,14 @@ from redrive.store.sqlite.connection import (
     open_connection,
     translate,
 )
+from redrive.store.sqlite.hold import Hold
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.stage import SqliteStage
 from redrive.store.writer import Writer
+
+T = TypeVar("T")
+
+AHEAD_MIN = 100  # works in a group from which on another thread reads meanwhile: to call one takes a tenth of a commit
 
 log = logging.getLogger("redrive")
 
@@ -69,6 +76,7 @@ class SqliteTx:
         self.connection = connection
         self.execute: Callable[..., Any] = connection.execute
         self.executemany: Callable[..., Any] = connection.executemany
+        self.hold = Hold(connection)
         self.guard = Guard()
         connection.set_authorizer(self.guard)
         self.sql = Sql(connection, queries())
@@ -111,23 +119,30 @@ class SqliteTx:
         """As `checked`: nobody has to be waited for."""
         return function
 
-    calls = 0  # not counted, because nothing is answered late
-    is_undone = False  # what a call has done is done
+    calls = 0  # not counted: of those whose statements are held, nobody asks which it was
+
+    @property
+    def is_undone(self) -> bool:
+        """Nothing is left of the last call, which raised: its statements were held."""
+        return self.hold.is_undone
 
     def answers(self, *, late: bool = False) -> int | None:
-        """All are known."""
-        return None
+        """All are known, but for statements that are held."""
+        return self.hold.answers()
 
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
+        self.hold.run()
         self.connection.execute("SAVEPOINT redrive_point")
 
     def keep(self) -> None:
         """What happened since the savepoint stays."""
+        self.hold.run()
         self.connection.execute("RELEASE redrive_point")
 
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
+        self.hold.drop()
         self.connection.execute("ROLLBACK TO redrive_point")
         self.logs.ended(committed=False)  # a log that was created since is gone too, and its number will be another's
 
@@ -141,6 +156,7 @@ class SqliteStore:
     """A file, or `:memory:` for the simulator."""
 
     bell = None  # nobody tells: a file has to be asked
+    can_hold = True
 
     def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
         self.path = self.url = path
@@ -155,10 +171,11 @@ class SqliteStore:
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
         self._seen_version = -1
-        self._seen_pulse: Any = None
+        self.news = News()
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         forking.watch(self)
         self._writer = None if inline else Writer(self)
+        self._lookout: Lookout | None = None  # begins when somebody has something for it
 
     def _open_writing(self, path: str, busy_timeout: float) -> None:
         full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
@@ -229,7 +246,9 @@ class SqliteStore:
             pause = min(pause * 1.5, BUSY_PAUSE_MAX)
 
     def _commit(self, tx: SqliteTx) -> None:
+        assert not tx.hold, "statements were held and not run"
         if not tx.connection.in_transaction:  # SQLite itself rolled back (disk full inside a statement)
+            self._rollback(tx)  # what we remember of it is wrong, too
             raise StoreError(f"{self.path}: {ENDED}")
         try:
             tx.control(COMMIT)
@@ -240,6 +259,7 @@ class SqliteStore:
             raise CommitUnknown(f"{self.path}: COMMIT failed: {error}") from error
 
     def _rollback(self, tx: SqliteTx) -> None:
+        tx.hold.forget()
         tx.logs.ended(committed=False)
         if tx.connection.in_transaction:
             try:
@@ -339,19 +359,15 @@ class SqliteStore:
     def changed(self) -> bool:
         """Has anything been appended, or asked of an owner, since the last call, by whatever process?"""
         if self._watch is None:
-            return self._is_news(self._full.connection.total_changes)
+            return self.news.are_in((None, self._full.connection.total_changes))
         try:
             version = self._watch.execute("PRAGMA data_version").fetchone()[0]
             if version == self._seen_version:  # nobody has committed anything: the pulse costs five times as much
                 return False
             self._seen_version = version
-            return self._is_news(self._watch.execute(queries()["pulse"]).fetchone())
+            return self.news.are_in(self._watch.execute(queries()["pulse"]).fetchone())
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
-
-    def _is_news(self, pulse: Any) -> bool:
-        seen, self._seen_pulse = self._seen_pulse, pulse
-        return bool(seen != pulse)
 
     def append_into(self, given: Any, log: str, events: Sequence[NewEvent]) -> list[Row]:
         """No: only one connection may write at a time, and ours could not sync what another one commits."""
@@ -378,6 +394,16 @@ class SqliteStore:
             self._writer.submit(job, done)
         else:
             run_here(job, done)
+
+    def ahead(self, job: Callable[[], T], count: int) -> Ahead[T] | None:
+        """Something that the writer thread wants to be read while it waits for the disk (inline: at once)."""
+        if self._writer is None:
+            return AtOnce(job)
+        if count < AHEAD_MIN:
+            return None
+        if self._lookout is None:
+            self._lookout = Lookout(self.path)
+        return Ahead(self._lookout, job)
 
     @property
     def is_wanted(self) -> bool:
@@ -417,6 +443,8 @@ class SqliteStore:
         """Finish what was submitted, checkpoint, close."""
         if self._writer is not None:
             self._writer.stop()
+        if self._lookout is not None:
+            self._lookout.stop()
         with (
             nullcontext() if self.inside_transaction() else self._mutex
         ):  # an append may be under way in its own thread

@@ -129,7 +129,7 @@ class Disk:
         with closing(sqlite3.connect(":memory:")) as before:
             before.deserialize(picture)
             before.backup(self.connection)
-        self.store._full.logs._ids.clear()  # some of them may never have been
+        self.store._full.logs.ended(committed=False)  # what was remembered of it may never have been
 
     def close(self, *, somebody_is_left: bool = False) -> None:
         """The world is over. Who is left in it could still write: then no other world gets this connection."""

@@ -1,0 +1,239 @@
+"""Where calls failed, statements are held until their call has ended. Whoever looks must not be able to tell."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pytest
+
+from redrive import App, retry
+from redrive.store.sqlite import hold
+from redrive.testing import Harness
+
+TABLES = {"seen": "n INTEGER PRIMARY KEY, note TEXT"}
+FIRST = -1  # the event after whose failure statements are held
+SEEN = "SELECT n, note FROM seen ORDER BY n"
+
+pytestmark = pytest.mark.sqlite("Postgres always holds what a call asks for, see tests/postgres")
+
+
+class Poison(Exception):
+    pass
+
+
+def project(app: App, harness: Harness, function: Any, numbers: list[int]) -> list[tuple[int, bool]]:
+    """Run it for all of these after a first one that fails; which calls were made, and whether statements were held."""
+    calls: list[tuple[int, bool]] = []
+
+    @app.projection(app.log("orders"), tables=TABLES, order="none", retry=retry(attempts=2, wait="1s", jitter=0))
+    def projection(event, tx):
+        calls.append((event.data, isinstance(tx._opened, hold.Hold)))
+        if event.data == FIRST:
+            raise Poison("the first")
+        function(event.data, tx)
+
+    for number in (FIRST, *numbers):
+        harness.append("orders", "order.placed", number)
+    harness.advance("1m")
+    assert not harness.letters("retrying")
+    return calls
+
+
+def errors(harness: Harness) -> list[str]:
+    """What the dead letters say, but for the first."""
+    return [letter.error_message for letter in harness.letters("dead")][1:]
+
+
+def note(tx: Any, number: int, text: str) -> Any:
+    return tx.execute("INSERT INTO seen VALUES (?, ?)", (number, text))
+
+
+def test_what_fails_takes_nobody_with_it(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        note(tx, number, "once")
+        if number % 10 == 5:
+            raise Poison("it fails after it wrote")
+
+    calls = project(app, harness, function, list(range(300)))
+    good = [number for number in range(300) if number % 10 != 5]
+    assert harness.query(SEEN) == [(number, "once") for number in good]
+    assert [number for number, _ in calls if number in good] == good, "somebody was called again"
+    assert all(is_held for _, is_held in calls[1:301]), "each at its first attempt"
+    assert errors(harness) == ["it fails after it wrote"] * 30
+
+
+def test_it_hears_of_its_own_errors_where_they_happen(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        try:
+            note(tx, number // 2, "first")
+        except sqlite3.IntegrityError:
+            note(tx, 100 + number, "second")
+
+    calls = project(app, harness, function, [0, 1, 2, 3])
+    assert harness.query(SEEN) == [(0, "first"), (1, "first"), (101, "second"), (103, "second")]
+    assert {is_held for _, is_held in calls} == {True, False}, "held at first, then not"
+    assert errors(harness) == []
+
+
+def test_a_letter_says_what_would_have_been_raised(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        note(tx, 7, "all the same")
+        if number == 2:
+            raise Poison("it did not come to that")
+
+    project(app, harness, function, [1, 2])
+    said = harness.query("SELECT error_message FROM redrive_attempts WHERE letter = ?", (harness.letters()[-1].id,))
+    assert said == [("UNIQUE constraint failed: seen.n",)] * 2
+    assert harness.query(SEEN) == [(7, "all the same")]
+
+
+@pytest.mark.parametrize("way", ["rows", "rowcount", "lastrowid", "setting", "connection", "many", "returning"])
+def test_who_looks_sees_everything_so_far(app: App, harness: Harness, way: str) -> None:
+    looked = []
+
+    def function(number: int, tx: Any) -> None:
+        cursor = note(tx, number, way)
+        match way:
+            case "rows":
+                looked.append(next(n for (n,) in tx.execute("SELECT count(*) FROM seen")))
+            case "rowcount":
+                looked.append(cursor.rowcount)
+            case "lastrowid":
+                looked.append(cursor.lastrowid)
+            case "setting":
+                found = tx.execute("SELECT count(*) AS n FROM seen")
+                found.row_factory = sqlite3.Row
+                looked.append(next(found)["n"])
+            case "connection":
+                looked.append(tx.connection.execute("SELECT count(*) FROM seen").fetchone()[0])
+            case "many":
+                looked.append(tx.executemany("UPDATE seen SET note = ?", [("all",)]).rowcount)
+            case "returning":
+                looked.append(tx.execute("UPDATE seen SET note = 'all' RETURNING n").fetchall()[-1][0])
+        if number == 3:
+            raise Poison("after it looked")
+
+    project(app, harness, function, [1, 2, 3, 4])
+    assert looked[:3] == ([1, 1, 1] if way == "rowcount" else [1, 2, 3])
+    assert looked[-1] == {"rowcount": 1, "lastrowid": 3}.get(way, 4), "its last attempt, when all others are there"
+    assert [n for n, _ in harness.query(SEEN)] == [1, 2, 4]
+    assert errors(harness) == ["after it looked"]
+
+
+def test_reading_first_does_not_spoil_it(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        (count,) = tx.execute("SELECT count(*) FROM seen").fetchone()
+        note(tx, number, f"after {count}")
+        if number == 2:
+            raise Poison("after it read and wrote")
+
+    calls = project(app, harness, function, [1, 2, 3])
+    assert harness.query(SEEN) == [(1, "after 0"), (3, "after 1")]
+    assert [number for number, _ in calls][:4] == [FIRST, 1, 2, 3], "nobody was called again"
+
+
+def test_values_are_those_of_the_moment(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        named: dict[str, Any] = {"n": number, "note": "named"}
+        listed: list[Any] = [number + 10, "listed"]
+        tx.execute("INSERT INTO seen VALUES (:n, :note)", named)
+        tx.execute("INSERT INTO seen VALUES (?, ?)", listed)
+        named["n"] = listed[0] = 99
+        changing = bytearray(b"bytes")
+        tx.execute("INSERT INTO seen VALUES (?, CAST(? AS TEXT))", (number + 20, changing))
+        changing[:] = b"other"
+
+    assert project(app, harness, function, [1])[1:] == [(1, True), (FIRST, False)]
+    assert harness.query(SEEN) == [(1, "named"), (11, "listed"), (21, "bytes")]
+
+
+@pytest.mark.parametrize(
+    "insert",
+    [
+        "INSERT INTO seen VALUES (?, '') RETURNING n",
+        "WITH new AS (SELECT ?) INSERT INTO seen SELECT *, '' FROM new",
+        "-- a comment\nINSERT INTO seen VALUES (?, '')",
+        " replace into seen values (?, '')",
+    ],
+)
+def test_any_statement_can_be_held(app: App, harness: Harness, insert: str) -> None:
+    calls = project(app, harness, lambda number, tx: tx.execute(insert, (number,)), [1, 2, 3])
+    assert calls[1:] == [(1, True), (2, True), (3, True), (FIRST, False)]
+    assert [n for n, _ in harness.query(SEEN)] == [1, 2, 3]
+
+
+def test_what_is_in_vain_ends_soon(app: App, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "HELD_MAX", 4)
+    calls = project(app, harness, lambda number, tx: note(tx, number if number != 5 else 1, ""), list(range(40)))
+    assert len([number for number, is_held in calls if is_held]) <= 5 + 4
+    assert [n for n, _ in harness.query(SEEN)] == [number for number in range(40) if number != 5]
+
+
+def test_the_order_is_that_of_the_calls(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        tx.execute("UPDATE seen SET note = note || ?", (str(number),))
+        note(tx, number, "")
+        tx.execute("UPDATE seen SET note = note || 'x'")
+
+    project(app, harness, function, [1, 2, 3])
+    assert harness.query(SEEN) == [(1, "x2x3x"), (2, "x3x"), (3, "x")]
+
+
+def test_a_cursor_of_an_earlier_call_is_of_use(app: App, harness: Harness) -> None:
+    kept: list[Any] = []
+
+    def function(number: int, tx: Any) -> None:
+        if kept and number > 1:
+            note(tx, 100 + number, str(kept[-1].lastrowid))
+        kept.append(note(tx, number, ""))
+
+    project(app, harness, function, [1, 2, 3])
+    assert harness.query(SEEN) == [(1, ""), (2, ""), (3, ""), (102, "1"), (103, "2")]
+
+
+def test_one_call_may_ask_for_any_number(app: App, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "CALL_MAX", 5)
+
+    def function(number: int, tx: Any) -> None:
+        for n in range(12):
+            note(tx, number * 100 + n, "")
+            assert len(getattr(tx._opened, "_held", ())) <= 5
+        if number == 2:
+            raise Poison("after many")
+
+    project(app, harness, function, [1, 2, 3])
+    assert [n for n, _ in harness.query(SEEN)] == [*range(100, 112), *range(300, 312)]
+    assert harness.query("SELECT count(*) FROM redrive_letters") == [(2,)]
+
+
+def test_an_emission_is_made_once(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        note(tx, number, "")
+        if number == 2:
+            raise Poison("before it emits")
+        tx.emit(app.log("receipts"), "receipt.sent", number, key=None)
+
+    project(app, harness, function, [1, 2, 3])
+    assert harness.emitted("receipts") == [("receipt.sent", 1), ("receipt.sent", 3)]
+    assert [n for n, _ in harness.query(SEEN)] == [1, 3]
+
+
+@pytest.mark.parametrize("order", ["key", "total"])
+def test_in_order_a_failure_is_not_passed(app: App, harness: Harness, order: Any) -> None:
+    fails = {3}
+
+    @app.projection(app.log("orders"), tables=TABLES, order=order, retry=retry(attempts=3, wait="1s", jitter=0))
+    def projection(event, tx):
+        note(tx, event.data, "once")
+        if event.data in fails:
+            raise Poison("not yet")
+
+    for number in range(8):
+        harness.append("orders", "order.placed", number, key="a" if number < 6 else "b")
+    harness.run_until_idle()
+    expected = [0, 1, 2, 6, 7] if order == "key" else [0, 1, 2]
+    assert [n for n, _ in harness.query(SEEN)] == expected
+    fails.clear()
+    harness.advance("1m")
+    assert [n for n, _ in harness.query(SEEN)] == list(range(8))
