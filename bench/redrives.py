@@ -140,8 +140,10 @@ def check_letters(positions: set[int], bad: list[Order]) -> None:
 def _set_stride(stride: int) -> None:
     if stride:
         from redrive.runner import strides
+        from redrive.store.sqlite.store import SqliteStore
 
         strides.STRIDE_MIN = strides.STRIDE_MAX = stride
+        SqliteStore.can_hold = False  # else nothing would run in strides
 
 
 def memory(which: str) -> float:
