@@ -47,5 +47,5 @@ async def _serve(app: App, until_idle: bool, only: Iterable[str] | None, exclude
 
 
 def stay() -> None:
-    """What was loaded by now is here for good: to look through all of it for garbage stops everybody for 20 ms."""
+    """What was loaded by now is here for good: to look through all of it for garbage stopped everybody for 37 ms."""
     gc.freeze()
