@@ -162,8 +162,9 @@ class Handling:
         """Settle a group, then read what there is room for: one hop. Runs where writing happens."""
         result, duty = Round(), self.duty
         self._ahead = None
-        if group and room and not self._is_held():
-            self._ahead = duty.engine.store.ahead(lambda: self._look_ahead(room), len(group))
+        lookout = duty.engine.store.lookout
+        if group and room and lookout is not None and not self._is_held():
+            self._ahead = lookout.ahead(lambda: self._look_ahead(room), len(group))
         if group or duty.window.plan(()).prefix != duty.window.position:
             self._settle(group, result)
         with duty.engine.store.reading(snapshot=False) as tx:

@@ -14,23 +14,33 @@ from redrive.store.groups import run_here
 
 T = TypeVar("T")
 
+AHEAD_MIN = 100  # works in a group from which on a thread is called to read meanwhile: that takes a tenth of a commit
+
 
 class Lookout:
-    """The thread that reads, one thing after the other. It ends with the process, whoever forgets to stop it."""
+    """Who reads ahead: a thread, from when it is first wanted. It ends with the process if nobody stops it."""
 
     def __init__(self, url: str) -> None:
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name=f"redrive-lookout {url}", daemon=True)
-        self._thread.start()
+        self._name = f"redrive-lookout {url}"
+        self._thread: threading.Thread | None = None
+
+    def ahead(self, job: Callable[[], T], count: int) -> Ahead[T] | None:
+        """Something to be read while so many works are committed; None: they are too few, it is better read then."""
+        return Ahead(self, job) if count >= AHEAD_MIN else None
 
     def ask(self, job: Callable[[], None]) -> None:
-        """Queue a job, which says by itself what came of it."""
+        """Queue a job, which says by itself what came of it. From one thread only, the writer's."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+            self._thread.start()
         self._asked.put(job)
 
     def stop(self) -> None:
         """Do what is queued, then end."""
-        self._asked.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._asked.put(None)
+            self._thread.join()
 
     def _loop(self) -> None:
         while (job := self._asked.get()) is not None:
@@ -83,3 +93,11 @@ class AtOnce(Ahead[T]):
     def result(self) -> T:
         """What was read."""
         return self._result
+
+
+class NoLookout(Lookout):
+    """Where there are no threads."""
+
+    def ahead(self, job: Callable[[], T], count: int) -> Ahead[T]:
+        """It is read now."""
+        return AtOnce(job)

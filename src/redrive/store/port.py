@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from redrive.event import NewEvent
-    from redrive.store.ahead import Ahead
+    from redrive.store.ahead import Lookout
     from redrive.store.books import Books
     from redrive.store.guards import Guards
     from redrive.store.keyed import Keyed
@@ -321,8 +321,9 @@ class Store(Protocol):
         """Run a job where writing happens; `done(result, error)` is called from there."""
         ...
 
-    def ahead(self, job: Callable[[], Any], count: int) -> Ahead[Any] | None:
-        """Something to be read while so many works are being committed; None: it is better read after that."""
+    @property
+    def lookout(self) -> Lookout | None:
+        """Who reads something while a commit is under way; None: nobody may."""
         ...
 
     @property

@@ -253,8 +253,7 @@ class PostgresStore:
         else:
             run_here(job, done)
 
-    def ahead(self, job: Callable[[], Any], count: int) -> None:
-        """Never: another connection may lead to another server, which need not know what was settled here."""
+    lookout = None  # another connection may lead to another server, which need not know what was settled here
 
     @property
     def is_wanted(self) -> bool:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
-from redrive.store.ahead import Ahead, AtOnce, Lookout
+from redrive.store.ahead import Lookout, NoLookout
 from redrive.store.books import Books
 from redrive.store.groups import Done, append_group, run_here
 from redrive.store.guards import Guards
@@ -48,10 +48,6 @@ from redrive.store.sqlite.hold import Hold
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.stage import SqliteStage
 from redrive.store.writer import Writer
-
-T = TypeVar("T")
-
-AHEAD_MIN = 100  # works in a group from which on another thread reads meanwhile: to call one takes a tenth of a commit
 
 log = logging.getLogger("redrive")
 
@@ -175,7 +171,7 @@ class SqliteStore:
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         forking.watch(self)
         self._writer = None if inline else Writer(self)
-        self._lookout: Lookout | None = None  # begins when somebody has something for it
+        self.lookout = NoLookout(path) if inline else Lookout(path)
 
     def _open_writing(self, path: str, busy_timeout: float) -> None:
         full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
@@ -395,16 +391,6 @@ class SqliteStore:
         else:
             run_here(job, done)
 
-    def ahead(self, job: Callable[[], T], count: int) -> Ahead[T] | None:
-        """Something that the writer thread wants to be read while it waits for the disk (inline: at once)."""
-        if self._writer is None:
-            return AtOnce(job)
-        if count < AHEAD_MIN:
-            return None
-        if self._lookout is None:
-            self._lookout = Lookout(self.path)
-        return Ahead(self._lookout, job)
-
     @property
     def is_wanted(self) -> bool:
         """Does anybody else wait to write here? A job that could go on asks, and makes room."""
@@ -443,8 +429,7 @@ class SqliteStore:
         """Finish what was submitted, checkpoint, close."""
         if self._writer is not None:
             self._writer.stop()
-        if self._lookout is not None:
-            self._lookout.stop()
+        self.lookout.stop()
         with (
             nullcontext() if self.inside_transaction() else self._mutex
         ):  # an append may be under way in its own thread
