@@ -145,21 +145,6 @@ class LetterContract(StoreTests):
             assert bytes(edited[8]) == b"20"
             assert tx.letters.events([number, number + 1]) == {number: edited}
 
-    def test_letters_that_are_written_together_are_numbered_in_order_each_with_its_own_edit(self) -> None:
-        row = self._subscribe()
-        with self.store.transaction() as tx:
-            for position in (2, 5):
-                values = {"subscription": row.id, "position": position, "rev": position, "data": b"0", "audit": 1}
-                tx.sql.run("edit_add", values)
-            new = [NewLetter((at, f"id-{at}", "order.placed", None), f"lane {at}", "dead") for at in range(1, 12)]
-            numbers = tx.letters.add(row.id, new, NOW)
-            found = [tx.letters.get(number) for number in numbers]
-            counts = tx.letters.counts(row.id)
-        told = [(one.position, one.event_id, one.lane, one.edits) for one in found if one is not None]
-        assert told == [(at, f"id-{at}", f"lane {at}", at if at in (2, 5) else 0) for at in range(1, 12)]
-        assert numbers == sorted(numbers)
-        assert counts == {"dead": 11}
-
     def test_the_history_is_kept_in_order(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
@@ -174,6 +159,21 @@ class LetterContract(StoreTests):
 
 class BookContract(StoreTests):
     """What operators and auditors rely on."""
+
+    def test_letters_that_are_written_together_are_numbered_in_order_each_with_its_own_edit(self) -> None:
+        row = self._subscribe()
+        with self.store.transaction() as tx:
+            for position in (2, 5):
+                values = {"subscription": row.id, "position": position, "rev": position, "data": b"0", "audit": 1}
+                tx.sql.run("edit_add", values)
+            new = [NewLetter((at, f"id-{at}", "order.placed", None), f"lane {at}", "dead") for at in range(1, 12)]
+            numbers = tx.letters.add(row.id, new, NOW)
+            found = [tx.letters.get(number) for number in numbers]
+            counts = tx.letters.counts(row.id)
+        told = [(one.position, one.event_id, one.lane, one.edits) for one in found if one is not None]
+        assert told == [(at, f"id-{at}", f"lane {at}", at if at in (2, 5) else 0) for at in range(1, 12)]
+        assert numbers == sorted(numbers)
+        assert counts == {"dead": 11}
 
     def test_each_audit_row_is_chained_to_the_one_before(self) -> None:
         with self.store.transaction() as tx:
