@@ -295,7 +295,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
             del self._waiting[lane]
             return
         self._queued -= 1
-        follower = queue.popleft()
+        follower = queue.pop(0)
         if follower.head is None:
             self.run(follower)
         else:
