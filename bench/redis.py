@@ -115,20 +115,19 @@ def _declare(app: App, server: str, *, ordered: bool, name: str = STREAM, sent: 
 
 def build_grown(path: Path, server: str, rows: int) -> None:
     """A log that holds so many entries from before, all of them seen by the function that does not want them."""
-    app = App(str(path), name=f"bench-{uuid.uuid4()}")
-    _declare(app, server, ordered=False)
+    app, elsewhere = App(str(path), name=f"bench-{uuid.uuid4()}"), f"{server.rpartition('/')[0]}/1"
+    _declare(app, elsewhere, ordered=False)  # where the stream is empty: nothing lands, and nothing counts as read
     log, per_call = app.log(f"redis:{STREAM}"), 50_000
-    with redis.Redis.from_url(server) as client:
-        client.xgroup_create(STREAM, f"{app.name}.{STREAM}", id="$")  # it has read what there is: nothing will land
-        app.run(until_idle=True)
-        for at in range(0, rows, per_call):
-            log.append_many(
-                {"type": "long.ago", "id": f"{STREAM}:{LONG_AGO_MS + number}-0", "key": f"customer-{number % KEYS:04d}"}
-                for number in range(at, min(at + per_call, rows))
-            )
-        app.run(until_idle=True)
-        client.xgroup_destroy(STREAM, f"{app.name}.{STREAM}")
+    app.run(until_idle=True)
+    for at in range(0, rows, per_call):
+        log.append_many(
+            {"type": "long.ago", "id": f"{STREAM}:{LONG_AGO_MS + number}-0", "key": f"customer-{number % KEYS:04d}"}
+            for number in range(at, min(at + per_call, rows))
+        )
+    app.run(until_idle=True)
     app.close()
+    with redis.Redis.from_url(elsewhere) as client:
+        client.delete(STREAM)
 
 
 def latency(folder: Path, server: str, per_second: int, seconds: float, idle_seconds: float) -> Figures:

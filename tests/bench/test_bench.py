@@ -80,6 +80,16 @@ def test_a_quick_run_of_deliveries_failures_and_recovery_gives_its_figures(tmp_p
     assert done["recovery"]["probed_worst_seconds"] <= 10
 
 
+def test_a_quick_run_of_our_own_streams_and_topics_gives_its_figures(tmp_path: Path) -> None:
+    """Without the others, which the tests do not install; a log that was grown before is read on like an empty one."""
+    peers = ("faststream", "dramatiq", "taskiq", "quixstreams")
+    own = [one for one in chosen(QUICK, {"redis", "kafka"}) if not any(peer in one.name for peer in peers)]
+    with Lab(tmp_path) as lab:
+        (done,) = rounds(lab, own, 1, lambda text: None)
+    assert {"redis group, grown", "redis latency", "kafka projection"} <= done.keys()
+    assert all(figures["n"] > 0 for figures in done.values())
+
+
 def test_the_page_in_docs_has_the_marks_between_which_a_run_writes_its_table() -> None:
     page = (ROOT / "docs" / "performance.md").read_text("utf-8")
     assert page.count(report.BEGIN) == 1

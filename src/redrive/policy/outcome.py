@@ -46,9 +46,7 @@ class Postponed:
 
     failure: Failure
     after: float | None
-    error: BaseException | None = (
-        None  # only ever asked what it is: the other side may have said "later", and be unwell
-    )
+    error: BaseException | None = None  # only ever asked what it is: who says "later" may be unwell
 
 
 @dataclass(frozen=True, slots=True)
