@@ -71,6 +71,7 @@ ASKED: dict[str, Any] = {
     "letter_settle": {"id": 7, "rev": 0, "state": "applied", "attempts": 1, "now": 1.0, "resolved_by": "x"},
     "operation_page": {"before": 500, "limit": 20},
     "operation_results": {"id": 5, "after": 0, "result": None, "limit": 50},
+    "operation_bad": {"id": 5, "after": 0, "result": "failed", "limit": 50},
     "operation_unasked": {"id": 5, "limit": 50}, "operation_waiting": {"id": 5, "limit": 50},
     "state_get": (1, "k17"), "state_near": {"subscription": 1, "start": "k1", "limit": 3},
     "audit_all": {"after": 20000, "limit": 100}, "doctor_old_dead": {"subscription": 1, "limit": 1000, "before": 5.0},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redrive import UsageError
+from redrive import App, UsageError
 from redrive.replay.bulk import CHUNK_MAX, Operation
 from redrive.replay.deed import Receipt, Ticket
 from redrive.replay.select import Selection, select, with_followers
@@ -295,3 +296,27 @@ def test_a_replay_that_is_taken_back_while_it_runs_leaves_no_effect(bank: Any) -
     assert counts(bank.desk.bulk.get(again)) == (1, 0, 0, 0, 0)
     assert [data["of"] for kind, data in bank.harness.emitted(bank.letters_sent) if kind == "reminded"] == [1]
     bank.check_sound()
+
+
+def test_the_few_that_were_skipped_are_found_without_reading_the_many(tmp_path: Path) -> None:
+    """SQLite took the primary key: every letter of the operation was read to find the one that was skipped."""
+    app = App(str(tmp_path / "shop.db"))
+    store = app.runtime.store
+    with store.transaction() as tx:
+        tx.sql.many("operation_letter_add", [(7, letter, 0) for letter in range(1, 5_001)])
+        tx.sql.many("operation_asked", [("applied", "", 7, letter) for letter in range(1, 5_000)])
+        tx.sql.many("operation_asked", [("skipped", "it is gone", 7, 5_000)])
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    with store.reading() as tx:
+        tx.sql.connection.set_progress_handler(step, 100)
+        found = tx.sql.all("operation_bad", {"id": 7, "after": 0, "result": "skipped", "limit": 10})
+        tx.sql.connection.set_progress_handler(None, 0)
+    app.close()
+    assert [row[0] for row in found] == [5_000]
+    assert steps < 10, f"{steps} hundred steps for one row"

@@ -18,7 +18,8 @@ PARTS = ("applied", "failed", "skipped", "waiting", "unasked")
 
 def report(bulk: BulkDesk, operation: Operation, as_json: bool, nothing: str = "no dead letters") -> None:
     """Print it."""
-    bad = [one for result in ("failed", "skipped") for one in bulk.results(operation.id, result)]
+    shown = 1000 if as_json else SHOWN + 1
+    bad = [one for result in ("failed", "skipped") for one in bulk.results(operation.id, result, limit=shown)]
     if as_json:
         emit_json(operation_json(operation) | {"letters": [asdict(one) for one in bad]})
         return

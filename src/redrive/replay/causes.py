@@ -76,9 +76,10 @@ def causes(store: Store, selection: Selection = EVERY, limit: int = 100) -> Caus
                 groups.setdefault((row[0], row[1]), []).append(row)
         ordered = sorted(groups.values(), key=lambda rows: (-sum(row[5] for row in rows), rows[0][0]))
         found: list[Cause] = []
+        following = {number for number in {rows[0][1] for rows in ordered} if _has_followers(tx, number)}
         budget = LOOKED_AT // 2 if letters else LOOKED_AT
         for of_one in ordered[:limit]:
-            found.append(_cause(tx, of_one, budget))
+            found.append(_cause(tx, of_one, budget, of_one[0][1] in following))
             budget = max(0, budget - found[-1].dead)
         return Causes(found, len(ordered), exact)
 
@@ -107,12 +108,17 @@ def find_cause(tx: StoreTx, start: str) -> str:
     return str(found[0])
 
 
-def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]], budget: int) -> Cause:
+def _has_followers(tx: StoreTx, subscription: int) -> bool:
+    """Does anything of it wait behind something else?"""
+    return any(row[1] == BEHIND_HEAD for row in tx.sql.all("ledger_kept_counts", {"subscription": subscription}))
+
+
+def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]], budget: int, following: bool) -> Cause:
     fingerprint, number, name = rows[0][:3]
     dead = sum(row[5] for row in rows)
     where = {"fingerprint": fingerprint, "subscription": number}
     error_type, message, first = tx.sql.one("cause_first", where) or ("", "", None)
-    lanes, waiting, exact, last = _blast_radius(tx, where, dead, budget)
+    lanes, waiting, exact, last = _blast_radius(tx, where, dead, budget, following)
     notes = tuple(Note(*row) for row in tx.sql.all("notes_of", {"fingerprint": fingerprint}))
     reasons, types = (tuple(sorted({row[place] for row in rows})) for place in (3, 4))
     return Cause(
@@ -121,13 +127,13 @@ def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]], budget: int) -> Cause:
     )  # fmt: skip
 
 
-def _blast_radius(tx: StoreTx, where: dict[str, Any], dead: int, budget: int) -> tuple[int, int, bool, float | None]:
+def _blast_radius(
+    tx: StoreTx, where: dict[str, Any], dead: int, budget: int, following: bool
+) -> tuple[int, int, bool, float | None]:
     """Lanes held back, events waiting in them, whether all were counted, and when the last one failed."""
-    counts = {"subscription": where["subscription"]}
-    followers = sum(row[4] for row in tx.sql.all("ledger_kept_counts", counts) if row[1] == BEHIND_HEAD)
     exact = dead <= budget
     newest = tx.sql.value("cause_last", where)
-    if not followers and not exact:
+    if not following and not exact:
         return dead, 0, True, newest
     lanes, waiting, last = tx.sql.all("cause_lanes", {**where, "limit": budget})[0]
     return lanes, waiting, exact, max(last or 0.0, newest or 0.0) or None

@@ -664,11 +664,6 @@ SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied
        selected - applied - failed - skipped - waiting
 FROM redrive_operations WHERE id < :before ORDER BY id DESC LIMIT :limit
 
--- name: operation_bad
--- Those that failed or were skipped, a few among many.
-SELECT letter, result, why FROM redrive_operation_letters
-WHERE operation = :id AND letter > :after AND result = :result AND result IN ('failed', 'skipped') ORDER BY letter LIMIT :limit
-
 -- name: operation_unasked
 SELECT letter, rev FROM redrive_operation_letters
 WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter LIMIT :limit

@@ -374,6 +374,11 @@ VALUES (:action, :who, :reason, :now, :selected, :rate) RETURNING id
 SELECT letter, result, why FROM redrive_operation_letters
 WHERE operation = :id AND letter > :after AND (:result::text IS NULL OR result = :result) ORDER BY letter LIMIT :limit
 
+-- name: operation_bad
+-- Those that failed or were skipped, a few among many.
+SELECT letter, result, why FROM redrive_operation_letters
+WHERE operation = :id AND letter > :after AND result = :result AND result IN ('failed', 'skipped') ORDER BY letter LIMIT :limit
+
 -- name: fingerprint_like
 SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :start AND fingerprint < :start || chr(1114111)
 

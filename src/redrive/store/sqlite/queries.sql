@@ -368,6 +368,11 @@ INSERT INTO redrive_operations (action, who, reason, at, selected, rate) VALUES 
 SELECT letter, result, why FROM redrive_operation_letters
 WHERE operation = :id AND letter > :after AND (:result IS NULL OR result = :result) ORDER BY letter LIMIT :limit
 
+-- name: operation_bad
+-- Those that failed or were skipped, a few among many: the planner would read them all.
+SELECT letter, result, why FROM redrive_operation_letters INDEXED BY redrive_operation_bad
+WHERE operation = :id AND letter > :after AND result = :result AND result IN ('failed', 'skipped') ORDER BY letter LIMIT :limit
+
 -- name: fingerprint_like
 SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :start AND fingerprint < :start || char(1114111)
 
