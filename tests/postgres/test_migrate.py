@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from redrive import failpoints
+from redrive import App, failpoints
 from redrive.errors import UsageError
+from redrive.event import NewEvent
+from redrive.store import landed
 from redrive.store.postgres import migrate as module
 from redrive.store.postgres.migrate import STEPS, Format, Step, found, migrate, prepare
 
@@ -99,6 +102,25 @@ def test_a_newer_format_works_if_it_says_so(connection: Connection, later: tuple
     connection.execute("""UPDATE redrive.meta SET value = '3' WHERE name = 'compatible_from'""")
     with pytest.raises(UsageError, match="here has storage format 3, this redrive knows up to 2; upgrade redrive"):
         prepare(connection, "here")
+
+
+def test_events_of_the_first_format_keep_their_versions(postgres_url: str, connection: Connection) -> None:
+    """In the second log a broker's messages have landed, with versions as they were given then."""
+    assert list(migrate(connection, STEPS[:1])) == [1]
+    connection.execute("""INSERT INTO redrive.logs (name) VALUES ('orders'), ('redis:clicks');
+        INSERT INTO redrive.events (log, id, type, key, version, schema, time_us, data) VALUES
+        (1, 'o1', 'paid', 'a', 1, 1, 0, '1'), (2, 'c1', 'seen', 'a', 1, 1, 0, '2'),
+        (2, 'c2', 'seen', 'b', 1, 1, 0, '3')""")
+    with pytest.raises(UsageError, match="storage format 1, this redrive needs 2: run `redrive migrate`"):
+        prepare(connection, "here")
+    assert list(migrate(connection)) == [2]
+    with closing(App(postgres_url)) as app:
+        assert app.log("orders").append("paid", 4, key="a", expected_version=1).version == 2
+        store: Any = app.runtime.store
+        with store.transaction() as tx:
+            new = [NewEvent("c3", "seen", "a", 1, 0, None, b"4", None, False)]
+            landed.append_new(tx.logs, tx.sql, "redis:clicks", new, is_first=True)
+        assert [(e.id, e.version) for e in app.log("redis:clicks").read_key("a")] == [("c1", 1), ("c3", None)]
 
 
 def test_a_role_that_may_not_make_tables_is_told_who_has_to(postgres_url: str) -> None:

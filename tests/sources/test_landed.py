@@ -11,6 +11,7 @@ import pytest
 from redrive import App, UsageError
 from redrive.event import NewEvent
 from redrive.replay.events import Wanted, following, newest
+from redrive.replay.ledger import verify
 from redrive.replay.prune_events import plan_events, prune_events
 from redrive.runner.land import Repeated
 from redrive.store import landed
@@ -90,6 +91,20 @@ def test_what_has_landed_may_be_pruned_up_to_the_last(app: App) -> None:
     assert (plan.events, prune_events(store, plan).events) == (4, 4)
     assert said(app.log("x").read()) == [("e2", 2), ("m4", None)]
     assert app.log("x").append("a", key="a").version == 3
+
+
+def test_what_the_log_has_lost_is_missing_in_the_account(app: App) -> None:
+    @app.projection(app.log("x"), tables={"seen": "id TEXT PRIMARY KEY"})
+    def see(event: Any, tx: Any) -> None:
+        tx.execute("INSERT INTO seen VALUES (:id)", {"id": event.id})
+
+    land(app, event("m1", "a"), event("m2", "a"), event("m3", "a"), is_first=True)
+    app.run(until_idle=True)
+    store: Any = app.runtime.store
+    assert [account.sound for account in verify(store)] == [True]
+    with store.transaction() as tx:
+        tx.sql.run("prune_events", {"positions": "[2]"})
+    assert [account.sound for account in verify(store)] == [False]
 
 
 def emit(tx: Any, numbers: range) -> None:

@@ -56,9 +56,11 @@ def following(
         return _page(tx, wanted, after, upto, limit, payload, newest=False)
 
 
-def last_position(store: Store) -> int:
-    """The position of the newest event of any log; 0 if there is none."""
+def last_position(store: Store, log: str | None = None) -> int:
+    """The position of the newest event of a log, or of any; 0 if there is none."""
     with store.reading() as tx:
+        if log is not None:
+            return tx.logs.last(tx.logs.id_of(log))
         return max((tx.logs.last(number) for number, _ in tx.sql.all("log_all")), default=0)
 
 
