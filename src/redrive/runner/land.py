@@ -133,7 +133,8 @@ class Landing:
             events = [m if type(m) is Plain else m.event for m in messages]
         if not events:
             return landed.Appended(duty.window.position, 0, []), events
-        added = landed.append_new(tx.logs, tx.sql, log, events, is_first=not self._has_said)
+        is_first, is_plain = not self._has_said, set(map(type, events)) == {Plain}
+        added = landed.append_new(tx.logs, tx.sql, log, events, is_first=is_first, is_plain=is_plain)
         if added is None:
             raise Repeated
         return added, events

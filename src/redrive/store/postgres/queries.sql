@@ -550,10 +550,17 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'redrive' AND c.
 
 -- name: event_land
 -- As event_insert. A row whose id is taken is left out; the caller counts.
-INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
-SELECT n.log, n.id, n.type, n.key, n.version, n.schema, n.time_us, n.headers, n.data
-FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bytea[], ?::bytea[])
-     WITH ORDINALITY AS n (log, id, type, key, version, schema, time_us, headers, data, place)
+INSERT INTO redrive_events (log, id, type, key, schema, time_us, headers, data)
+SELECT n.log, n.id, n.type, n.key, n.schema, n.time_us, n.headers, n.data
+FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint[], ?::bytea[], ?::bytea[])
+     WITH ORDINALITY AS n (log, id, type, key, schema, time_us, headers, data, place)
+ORDER BY n.place ON CONFLICT (log, id) DO NOTHING
+
+-- name: event_land_plain
+INSERT INTO redrive_events (log, id, type, key, schema, time_us, data)
+SELECT n.log, n.id, n.type, n.key, 1, n.time_us, n.data
+FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bytea[])
+     WITH ORDINALITY AS n (log, id, type, key, time_us, data, place)
 ORDER BY n.place ON CONFLICT (log, id) DO NOTHING
 
 -- name: events_known

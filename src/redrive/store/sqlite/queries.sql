@@ -520,8 +520,12 @@ SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()
 
 -- name: event_land
 -- Run with one VALUES row or several. A row whose id is taken is left out; the caller counts.
-INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, schema, time_us, headers, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: event_land_plain
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, schema, time_us, data)
+VALUES (?, ?, ?, ?, 1, ?, ?)
 
 -- name: events_known
 SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT value FROM json_each(:ids))
