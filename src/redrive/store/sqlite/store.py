@@ -44,6 +44,7 @@ from redrive.store.sqlite.connection import (
     open_connection,
     translate,
 )
+from redrive.store.sqlite.flush import Flush
 from redrive.store.sqlite.hold import Hold
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.stage import SqliteStage
@@ -169,6 +170,7 @@ class SqliteStore:
         self._seen_version = -1
         self.news = News()
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
+        self._flush, self._flushed = Flush(path), 0  # how many changes nobody had synced when it was begun
         forking.watch(self)
         self._writer = None if inline else Writer(self)
         self.lookout = NoLookout(path) if inline else Lookout(path)
@@ -314,6 +316,7 @@ class SqliteStore:
                 return
             self._looked = changes
             if not self._wal_is_long():
+                self._flush_ahead()
                 return
         with self._mutex:
             try:
@@ -328,6 +331,13 @@ class SqliteStore:
             finally:
                 self._rollback(self._full)
             self._checkpointed = self._looked = changes
+
+    def _flush_ahead(self) -> None:
+        """The next checkpoint is near, and would wait until the disk has what nobody has synced."""
+        unsynced = self._normal.connection.total_changes
+        if self._writer is not None and unsynced != self._flushed:
+            self._flushed = unsynced
+            self._flush.begin()
 
     def _changes(self) -> int:
         """How many rows this process has written."""
@@ -430,6 +440,7 @@ class SqliteStore:
         if self._writer is not None:
             self._writer.stop()
         self.lookout.stop()
+        self._flush.stop()
         with (
             nullcontext() if self.inside_transaction() else self._mutex
         ):  # an append may be under way in its own thread
