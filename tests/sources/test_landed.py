@@ -14,6 +14,7 @@ from redrive.replay.events import Wanted, following, newest
 from redrive.replay.ledger import verify
 from redrive.replay.prune_events import plan_events, prune_events
 from redrive.runner.land import Repeated
+from redrive.sources.port import Plain
 from redrive.store import landed
 
 
@@ -58,6 +59,21 @@ def test_what_lands_has_no_version_and_is_found_by_its_key_all_the_same(app: App
         assert said(following(store, Wanted(log=log, key="a"), 1, 3)) == of_a[1:4]
     assert said(newest(store, Wanted(log="x", key="a"), 2)) == of_a[3:]
     assert said(newest(store, Wanted(log="x", key="a", type="b*"), 2)) == []
+
+
+def test_a_plain_message_is_stored_as_any_other(app: App) -> None:
+    plain = [Plain(0, "1", False, "m1", "a", "k", 7, b"1"), Plain(0, "2", False, "m2", "a", None, 8, b"[2]")]
+    store: Any = app.runtime.store
+    for log, is_plain in (("x", True), ("y", False)):
+        with store.transaction() as tx:
+            added = landed.append_new(tx.logs, tx.sql, log, plain, is_first=True, is_plain=is_plain)
+            assert added is not None
+            stored = tx.logs.after(tx.logs.id_of(log), 0, 10)
+        assert [(*row[1:8], bytes(row[8])) for row in stored] == [
+            ("m1", "a", "k", None, 1, 7, None, b"1"), ("m2", "a", None, None, 1, 8, None, b"[2]")]  # fmt: skip
+        assert added.rows in ([], stored)  # on a server others may number theirs in between
+        with store.transaction() as tx:
+            assert landed.append_new(tx.logs, tx.sql, log, plain[1:], is_first=False, is_plain=is_plain) is None
 
 
 def test_a_version_cannot_be_expected_where_messages_land(app: App) -> None:
