@@ -33,6 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 RetryGiven = Retry | Sequence[Retry] | None
 Tables = Mapping[str, str] | Iterable[str]
 DEFAULT_BREAKER = Rule()
+COURIERS = 10  # calls of a sink side by side, where nothing is said: they wait for an answer most of the time
 OUTBOX_KEEP = "7d"  # what was delivered: long enough to see what was said last week
 
 
@@ -136,10 +137,6 @@ class Declarations:
         """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
 
         def declare(function: F) -> F:
-            if concurrency < 1 or (order == "total" and concurrency > 1):
-                raise UsageError(
-                    f'{_name(function)}: concurrency={concurrency} with order="{order}"; total order runs one at a time'
-                )
             if not isinstance(state, States | None):
                 raise UsageError(f"{_name(function)}: state= takes RocksDB(path), or nothing: then it is in the store")
             arguments = count_arguments(function, "(event, ctx)")
@@ -147,7 +144,8 @@ class Declarations:
                 Subscription(
                     name or _name(function), "handler", _guarded(source, function), self._read(source, order),
                     self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
-                    concurrency=concurrency, timeout=None if timeout is None else duration(timeout),
+                    concurrency=_concurrency(name or _name(function), concurrency, order),
+                    timeout=None if timeout is None else duration(timeout),
                     on_error=on_error, arguments=arguments, state=state,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
@@ -169,7 +167,7 @@ class Declarations:
         retry: RetryGiven = None,
         letters: Rules | None = None,
         replay: AutoReplay | None = None,
-        concurrency: int = 10,
+        concurrency: int | None = None,
         timeout: str | float | None = "30s",
         breaker: Rule | None = DEFAULT_BREAKER,
         limit: str | None = None,
@@ -177,7 +175,10 @@ class Declarations:
         partitions: int = 1,
     ) -> None:
         """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
-        for target in [to] if isinstance(to, Sink | Source) else to:
+        targets = [to] if isinstance(to, Sink | Source) else list(to)
+        if not targets:
+            raise UsageError("deliver: to= is empty, nothing would go anywhere; name a sink: webhook(url, name=…)")
+        for target in targets:
             log = self._read(source, order)
             sink = target.sink(f"{log}:{target.outbox}") if isinstance(target, Source) else target
             if not isinstance(sink, Sink):
@@ -187,7 +188,7 @@ class Declarations:
             self._declare(
                 Subscription(
                     sink.name, "delivery", sink.send, sink.log, self._types(types), order, key_by, start,
-                    _policy(retry, None, letters), concurrency=1 if order == "total" else concurrency,
+                    _policy(retry, None, letters), concurrency=_concurrency(sink.name, concurrency, order, COURIERS),
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
@@ -204,7 +205,7 @@ class Declarations:
         retry: RetryGiven = None,
         letters: Rules | None = None,
         replay: AutoReplay | None = None,
-        concurrency: int = 10,
+        concurrency: int | None = None,
         timeout: str | float | None = "30s",
         breaker: Rule | None = DEFAULT_BREAKER,
         limit: str | None = None,
@@ -234,6 +235,8 @@ class Declarations:
     def mirror(self, *, to: Mirror | Iterable[Mirror], only: Iterable[str] = ()) -> None:
         """Mirror the letters elsewhere, all of them or those of some subscriptions. Each mirror is one of its own."""
         mirrors = [to] if isinstance(to, Mirror) else list(to)
+        if not mirrors:
+            raise UsageError("mirror: to= is empty; name a mirror: mirrors.files('dead', name=…)")
         if isinstance(only, str):
             raise UsageError(f"only= takes names of subscriptions: only=[{only!r}]")
         for mirror in mirrors:
@@ -297,6 +300,19 @@ def _name(function: Callable[..., Any]) -> str:
 def _guarded(source: Any, function: Callable[..., Any], *, batch: bool = False) -> Callable[..., Any]:
     """What a broker gives may be no event at all."""
     return function if isinstance(source, Log) else guarded(function, batch=batch)
+
+
+def _concurrency(name: str, count: int | None, order: Order, usual: int = 1) -> int:
+    if count is None:
+        return 1 if order == "total" else usual
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{name}: concurrency={count!r}; give a number from 1 on")
+    if order == "total" and count > 1:
+        raise UsageError(
+            f'{name}: concurrency={count} with order="total"; total order runs one at a time: leave concurrency out, '
+            'or say order="key"'
+        )
+    return count
 
 
 def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[..., Any]) -> int:
