@@ -42,14 +42,19 @@ class Escalate(BaseException):
 
 
 class Opened(Protocol):
-    """What a Tx shows of the store's transaction."""
+    """What a Tx shows of the store's transaction, and of whatever stands in for it."""
 
     @property
     def connection(self) -> Any: ...
     @property
-    def execute(self) -> Callable[..., Any]: ...
+    def execute(self) -> Callable[..., Any]:
+        """Run a user's statement: `:name` or `?` parameters, a cursor as its result."""
+        ...
+
     @property
-    def executemany(self) -> Callable[..., Any]: ...
+    def executemany(self) -> Callable[..., Any]:
+        """The same once for each set of parameters."""
+        ...
 
 
 class Tx:
