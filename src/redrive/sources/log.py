@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from redrive.context import Tx, check_unversioned
 from redrive.draft import draft, draft_item
@@ -14,7 +14,7 @@ from redrive.errors import UsageError
 from redrive.event import Event, NewEvent, from_row, scheduled_from, withdrawal
 from redrive.store.port import Appending
 from redrive.tracking.intake import Door, Intake
-from redrive.tracking.track import track
+from redrive.tracking.track import misfit, track
 from redrive.tracking.tracker import FLUSH_SECONDS
 from redrive.units import duration
 
@@ -27,7 +27,21 @@ After = str | float | timedelta | None  # "30m", seconds or a timedelta
 
 PAGE = 500  # events read at a time by `read`
 EVERY = 2**62  # no limit
+F = TypeVar("F", bound=Callable[..., Any])
 APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
+
+
+def _forgiving(method: F) -> F:
+    """Inside `quiet()`, arguments that do not fit raise nothing either; all else is looked at where it is tracked."""
+
+    @wraps(method)
+    def call(log: Log, *given: Any, **named: Any) -> Any:
+        try:
+            return method(log, *given, **named)
+        except TypeError as error:
+            return misfit(log._runtime, log.name, given, named, error)
+
+    return call  # type: ignore[return-value]
 
 
 class Log:
@@ -153,6 +167,7 @@ class Log:
             raise UsageError("tx= takes the transaction of `with app.transaction() as tx`, not a projection's")
         return bool(self._runtime.store.append_into(tx, self.name, [wish])[0][1])
 
+    @_forgiving
     def track(
         self,
         type: Any,
