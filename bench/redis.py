@@ -24,14 +24,17 @@ from bench.lab import Figures, Stopwatch, copied
 from bench.latency import measure, paced, shares
 from bench.redrives import timed
 from redrive import App
+from redrive.event import NewEvent
 from redrive.redis import Stream
 from redrive.redis.group import GroupReader  # imported when a stream is opened, else: no part of what is measured
+from redrive.store import landed
 
 STREAM = "orders"
 _LOADED = GroupReader
 PER_READ = 100
 CHUNK = 500  # entries written in one round trip
 LONG_AGO_MS = 1_600_000_000_000
+PER_LANDING = 50_000  # of those from before
 
 
 def fill(url: str, n: int) -> str:
@@ -117,13 +120,15 @@ def build_grown(path: Path, server: str, rows: int) -> None:
     """A log that holds so many entries from before, all of them seen by the function that does not want them."""
     app, elsewhere = App(str(path), name=f"bench-{uuid.uuid4()}"), f"{server.rpartition('/')[0]}/1"
     _declare(app, elsewhere, ordered=False)  # where the stream is empty: nothing lands, and nothing counts as read
-    log, per_call = app.log(f"redis:{STREAM}"), 50_000
     app.run(until_idle=True)
-    for at in range(0, rows, per_call):
-        log.append_many(
-            {"type": "long.ago", "id": f"{STREAM}:{LONG_AGO_MS + number}-0", "key": f"customer-{number % KEYS:04d}"}
-            for number in range(at, min(at + per_call, rows))
-        )
+    store: Any = app.runtime.store
+    for at in range(0, rows, PER_LANDING):
+        events = []
+        for number in range(at, min(at + PER_LANDING, rows)):
+            id, key = f"{STREAM}:{LONG_AGO_MS + number}-0", f"customer-{number % KEYS:04d}"
+            events.append(NewEvent(id, "long.ago", key, 1, 0, None, b"null", None, False))
+        with store.transaction(durable=False) as tx:
+            landed.append_new(tx.logs, tx.sql, f"redis:{STREAM}", events, is_first=True)
     app.run(until_idle=True)
     app.close()
     with redis.Redis.from_url(elsewhere) as client:

@@ -1,13 +1,18 @@
-"""The storage format: a file of a newer redrive is refused and left alone."""
+"""The storage format: a file of a newer redrive is refused and left alone, one of an older is brought up to date."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
-from redrive import App, UsageError
+from redrive import App, UsageError, failpoints
+from redrive.event import NewEvent
+from redrive.store import landed
+from redrive.store.sqlite import migrate
 
 
 def test_a_file_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -46,3 +51,65 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) ->
     with pytest.raises(Exception, match="not a database"):
         App(str(path)).log("orders").append("paid", {"cents": 2})
     assert path.read_bytes().startswith(b"this is a shopping list")
+
+
+FORMER = """INSERT INTO redrive_meta VALUES ('format', 1), ('compatible_from', 1), ('syncs', 0);
+INSERT INTO redrive_logs (name) VALUES ('orders'), ('redis:clicks');
+INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, data) VALUES
+    (1, 'o1', 'paid', 'a', 1, 1, 0, '1'), (1, 'o2', 'paid', 'a', 2, 1, 0, '2'),
+    (1, 'o3', 'paid', NULL, NULL, 1, 0, '3'),
+    (2, 'c1', 'seen', 'a', 1, 1, 0, '1'), (2, 'c2', 'seen', 'b', 1, 1, 0, '2'), (2, 'c3', 'seen', 'a', 2, 1, 0, '3');
+"""
+
+
+@pytest.fixture
+def former(tmp_path: Path) -> Path:
+    """A file of format 1; in the second log a broker's messages have landed, with versions as they were given then."""
+    path = tmp_path / "former.db"
+    connection = sqlite3.connect(path)
+    connection.executescript((Path(migrate.__file__).parent / "schema.sql").read_text("utf-8") + FORMER)
+    connection.close()
+    return path
+
+
+def test_a_file_of_the_first_format_is_brought_up_to_date_and_used(former: Path) -> None:
+    app = App(str(former))
+    orders, clicks = app.log("orders"), app.log("redis:clicks")
+    assert orders.append("paid", 4, key="a", expected_version=2).version == 3
+    store: Any = app.runtime.store
+    with store.transaction() as tx:
+        new = [NewEvent(id, "seen", "a", 1, 0, None, b"4", None, False) for id in ("c4", "c5")]
+        landed.append_new(tx.logs, tx.sql, clicks.name, new, is_first=True)
+    assert [(e.id, e.version) for e in orders.read_key("a")] == [("o1", 1), ("o2", 2), (ANY, 3)]
+    assert [(e.id, e.version) for e in clicks.read_key("a")] == [("c1", 1), ("c3", 2), ("c4", None), ("c5", None)]
+    app.close()
+    connection = sqlite3.connect(former)
+    numbers = dict(
+        connection.execute("SELECT name, value FROM redrive_meta WHERE name IN ('format', 'compatible_from')")
+    )
+    assert numbers == {"format": 2, "compatible_from": 2}  # the former redrive would miss what has no version
+    indexed = connection.execute("SELECT count(*) FROM redrive_events INDEXED BY redrive_events_key WHERE version > 0")
+    assert indexed.fetchone() == (6,)
+    connection.close()
+
+
+def test_who_dies_while_a_file_is_brought_up_to_date_leaves_the_former_format(former: Path) -> None:
+    connection = sqlite3.connect(former)
+    before = list(connection.iterdump())
+    armed = failpoints.armed()
+
+    def die(name: str) -> None:
+        if name == "migrate.before_commit":
+            raise KeyboardInterrupt
+
+    failpoints.arm(die)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            App(str(former)).log("orders").append("paid", 4, key="a")
+    finally:
+        failpoints.arm(armed)
+    assert list(connection.iterdump()) == before
+    connection.close()
+    app = App(str(former))
+    assert app.log("orders").append("paid", 4, key="a").version == 3
+    app.close()

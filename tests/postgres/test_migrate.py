@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from redrive import failpoints
+from redrive import App, failpoints
 from redrive.errors import UsageError
+from redrive.event import NewEvent
+from redrive.store import landed
 from redrive.store.postgres import migrate as module
 from redrive.store.postgres.migrate import STEPS, Format, Step, found, migrate, prepare
 
@@ -26,11 +29,11 @@ def connection(postgres_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def later(tmp_path: Path) -> tuple[Step, ...]:
-    """A format 2 and a format 3 that do not exist yet."""
-    second, third = tmp_path / "two.sql", tmp_path / "three.sql"
-    second.write_text("ALTER TABLE redrive.notes ADD COLUMN colour text;", "utf-8")
-    third.write_text("CREATE TABLE redrive.extra (n int); SELECT 1 / 0;", "utf-8")
-    return (*STEPS, Step(2, 1, str(second)), Step(3, 3, str(third)))
+    """A format 3 and a format 4 that do not exist yet."""
+    third, fourth = tmp_path / "three.sql", tmp_path / "four.sql"
+    third.write_text("ALTER TABLE redrive.notes ADD COLUMN colour text;", "utf-8")
+    fourth.write_text("CREATE TABLE redrive.extra (n int); SELECT 1 / 0;", "utf-8")
+    return (*STEPS, Step(3, 2, str(third)), Step(4, 4, str(fourth)))
 
 
 def test_an_empty_database_becomes_a_store_once(connection: Connection) -> None:
@@ -49,21 +52,22 @@ def test_two_processes_that_begin_together_make_one_store(postgres_url: str) -> 
             return list(migrate(connection))
 
     with ThreadPoolExecutor(4) as pool:
-        assert sorted(pool.map(begin, range(4))) == [[], [], [], [1]]
+        assert sorted(pool.map(begin, range(4))) == [[], [], [], [1, 2]]
 
 
 def test_each_step_is_a_transaction(connection: Connection, later: tuple[Step, ...]) -> None:
-    """The second is kept although the third fails, and nothing of the third is there."""
+    """The third is kept although the fourth fails, and nothing of the fourth is there."""
+    assert list(migrate(connection)) == [1, 2]
     with pytest.raises(psycopg.errors.DivisionByZero):
         list(migrate(connection, later))
-    assert found(connection) == Format(2, 1)
+    assert found(connection) == Format(3, 2)
     assert connection.execute("SELECT to_regclass('redrive.extra')").fetchone() == (None,)
     assert connection.execute("SELECT count(colour) FROM redrive.notes").fetchone() == (0,)
 
 
 def test_whoever_is_killed_in_a_step_leaves_the_former_format(postgres_url: str, later: tuple[Step, ...]) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        assert list(migrate(connection)) == [1]
+        assert list(migrate(connection)) == [1, 2]
         victim = connection.info.backend_pid
 
         def kill(name: str) -> None:
@@ -74,30 +78,49 @@ def test_whoever_is_killed_in_a_step_leaves_the_former_format(postgres_url: str,
         failpoints.arm(kill)
         try:
             with pytest.raises(psycopg.OperationalError):
-                list(migrate(connection, later[:2]))
+                list(migrate(connection, later[:3]))
         finally:
             failpoints.arm(before)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        assert found(connection) == Format(1, 1)
-        assert list(migrate(connection, later[:2])) == [2]
+        assert found(connection) == Format(2, 2)
+        assert list(migrate(connection, later[:3])) == [3]
 
 
 def test_an_older_format_is_refused_with_the_command_to_type(
     connection: Connection, later: tuple[Step, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(connection, "here")
-    monkeypatch.setattr(module, "STEPS", later[:2])
-    with pytest.raises(UsageError, match="here has storage format 1, this redrive needs 2: run `redrive migrate`"):
+    monkeypatch.setattr(module, "STEPS", later[:3])
+    with pytest.raises(UsageError, match="here has storage format 2, this redrive needs 3: run `redrive migrate`"):
         prepare(connection, "here")
 
 
 def test_a_newer_format_works_if_it_says_so(connection: Connection, later: tuple[Step, ...]) -> None:
     """During a deploy the former version runs beside the new one; where it cannot, it says that it is too old."""
-    list(migrate(connection, later[:2]))
+    list(migrate(connection, later[:3]))
     prepare(connection, "here")
-    connection.execute("""UPDATE redrive.meta SET value = '2' WHERE name = 'compatible_from'""")
-    with pytest.raises(UsageError, match="here has storage format 2, this redrive knows up to 1; upgrade redrive"):
+    connection.execute("""UPDATE redrive.meta SET value = '3' WHERE name = 'compatible_from'""")
+    with pytest.raises(UsageError, match="here has storage format 3, this redrive knows up to 2; upgrade redrive"):
         prepare(connection, "here")
+
+
+def test_events_of_the_first_format_keep_their_versions(postgres_url: str, connection: Connection) -> None:
+    """In the second log a broker's messages have landed, with versions as they were given then."""
+    assert list(migrate(connection, STEPS[:1])) == [1]
+    connection.execute("""INSERT INTO redrive.logs (name) VALUES ('orders'), ('redis:clicks');
+        INSERT INTO redrive.events (log, id, type, key, version, schema, time_us, data) VALUES
+        (1, 'o1', 'paid', 'a', 1, 1, 0, '1'), (2, 'c1', 'seen', 'a', 1, 1, 0, '2'),
+        (2, 'c2', 'seen', 'b', 1, 1, 0, '3')""")
+    with pytest.raises(UsageError, match="storage format 1, this redrive needs 2: run `redrive migrate`"):
+        prepare(connection, "here")
+    assert list(migrate(connection)) == [2]
+    with closing(App(postgres_url)) as app:
+        assert app.log("orders").append("paid", 4, key="a", expected_version=1).version == 2
+        store: Any = app.runtime.store
+        with store.transaction() as tx:
+            new = [NewEvent("c3", "seen", "a", 1, 0, None, b"4", None, False)]
+            landed.append_new(tx.logs, tx.sql, "redis:clicks", new, is_first=True)
+        assert [(e.id, e.version) for e in app.log("redis:clicks").read_key("a")] == [("c1", 1), ("c3", None)]
 
 
 def test_a_role_that_may_not_make_tables_is_told_who_has_to(postgres_url: str) -> None:

@@ -44,7 +44,8 @@ ANALYZE;
 """
 NOBODY = {"subscription": None, "type": None, "key": None, "reason": None, "fingerprint": None, "error": None,
           "since": None, "until": None, "after": 20000, "upto": 10**9, "limit": 50}  # fmt: skip
-PAGE = {"after": 20000, "upto": 39000, "since": 0, "until": 10**12, "type": None, "payload": 1, "limit": 50}
+PAGE = {"after": 20000, "upto": 39000, "since": 0, "until": 10**12, "type": None, "key": None, "payload": 1,
+        "limit": 50}  # fmt: skip
 LANE = {"subscription": 1, "lane": "k17"}
 ASKED: dict[str, Any] = {
     "event_by_id": (1, "abc"), "event_by_position": (7, 1), "key_version": (1, "k17"),
@@ -104,7 +105,8 @@ def plan_of(connection: psycopg.Connection[Any], name: str, values: Any) -> list
 @pytest.mark.parametrize("name", ASKED)
 def test_it_is_answered_from_an_index(connection: psycopg.Connection[Any], name: str) -> None:
     plan = plan_of(connection, name, ASKED[name])
-    whole = [line for line in plan if "Seq Scan on" in line and "subscriptions" not in line]
+    few = ("Seq Scan on subscriptions", "Seq Scan on logs")
+    whole = [line for line in plan if "Seq Scan on" in line and not any(one in line for one in few)]
     assert whole == [], "\n".join(plan)
 
 

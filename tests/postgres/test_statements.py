@@ -18,6 +18,7 @@ from redrive.store.postgres.migrate import prepare
 from redrive.store.postgres.params import translate
 from redrive.store.postgres.queries import queries
 from redrive.store.sql import load_queries, queries_of
+from redrive.store.sqlite.migrate import STEPS
 from redrive.testing.servers import Databases
 
 PACKAGE = Path(__file__).parent.parent.parent / "src" / "redrive"
@@ -75,7 +76,8 @@ def test_other_words_have_the_same_parameters_and_columns(name: str, connection:
 
 def sqlite_columns(name: str) -> list[str]:
     connection = sqlite3.connect(":memory:")
-    connection.executescript((PACKAGE / "store" / "sqlite" / "schema.sql").read_text("utf-8"))
+    for file in STEPS:
+        connection.executescript((PACKAGE / "store" / "sqlite" / file).read_text("utf-8"))
     text = SQLITE[name]
     values: Any = dict.fromkeys(parameters(text), 1)
     if not translate(text, named=True).count:

@@ -1,4 +1,4 @@
-"""Rows of messages and of emissions: versions are counted, and what the log holds already is noticed."""
+"""Rows of messages have no versions, those of emissions do; what the log holds already is noticed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from redrive import App
+from redrive import App, UsageError
 from redrive.event import NewEvent
+from redrive.replay.events import Wanted, following, newest
+from redrive.replay.ledger import verify
+from redrive.replay.prune_events import plan_events, prune_events
 from redrive.runner.land import Repeated
 from redrive.store import landed
-from redrive.store.versions import Versions
 
 
 @pytest.fixture
@@ -26,43 +28,83 @@ def event(id: str, key: str | None) -> NewEvent:
     return NewEvent(id, "a", key, 1, 0, None, b"1", None, False)
 
 
-def land(app: App, events: list[NewEvent], versions: Versions) -> None:
+def land(app: App, *events: NewEvent, is_first: bool = False) -> None:
     store: Any = app.runtime.store
     with store.transaction() as tx:
-        position = _append(tx, events, versions)
-    versions.upto = position
+        if landed.append_new(tx.logs, tx.sql, "x", events, is_first=is_first) is None:
+            raise Repeated
 
 
-def _append(tx: Any, events: list[NewEvent], versions: Versions) -> int:
-    added = landed.append_new(tx.logs, tx.sql, "x", events, versions)
-    if added is None:
-        raise Repeated
-    return added.position
+def said(rows: Any) -> list[tuple[str, int | None]]:
+    return [(row.id, row.version) for row in rows]
 
 
-def test_versions_go_on_whoever_else_appends(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other, n = Versions(), Versions(), 0
-    for round_number in range(6):
-        if round_number == 4:
-            monkeypatch.setattr("redrive.store.versions.KEYS_MAX", 0)
-        for owner in (one, one, other):
-            land(app, [event(f"e{n}", "a"), event(f"e{n}b", None), event(f"e{n}c", "b")], owner)
-            n += 1
-        app.log("x").append("by.hand", key="a")
-    found = {key: [(e.version, e.type) for e in app.log("x").read_key(key)] for key in ("a", "b")}
-    assert [version for version, _ in found["a"]] == [*range(1, 25)]
-    assert [version for version, _ in found["b"]] == [*range(1, 19)]
-    assert [e.version for e in app.log("x").read() if e.key is None] == [None] * 18
+def test_what_lands_has_no_version_and_is_found_by_its_key_all_the_same(app: App) -> None:
+    """Among events from before that have one, as a log of an older format holds them, and others that are appended."""
+    app.log("x").append("a", key="a", id="e1")
+    app.log("x").append("a", key="a", id="e2")
+    land(app, event("m1", "a"), event("m2", None), event("m3", "b"), is_first=True)
+    app.log("x").append("a", key="a", id="e3")
+    land(app, event("m4", "a"), is_first=True)
+    app.log("y").append("a", key="a", id="other")
+    of_a = [("e1", 1), ("e2", 2), ("m1", None), ("e3", 3), ("m4", None)]
+    assert said(app.log("x").read_key("a")) == of_a
+    assert said(app.log("x").read_key("b")) == [("m3", None)]
+    assert [said(app.log("x").read_key("a", after_version=n)) for n in (1, 2, 3)] == [of_a[1:], of_a[2:], of_a[4:]]
+    store = app.runtime.store
+    for log in ("x", None):
+        others = [("other", 1)] if log is None else []
+        assert said(newest(store, Wanted(log=log, key="a"), 10)) == of_a + others
+        assert said(following(store, Wanted(log=log, key="a"), 1, 3)) == of_a[1:4]
+    assert said(newest(store, Wanted(log="x", key="a"), 2)) == of_a[3:]
+    assert said(newest(store, Wanted(log="x", key="a", type="b*"), 2)) == []
 
 
-def test_what_the_log_holds_is_noticed_and_what_was_counted_for_it_is_forgotten(app: App) -> None:
-    versions = Versions()
-    land(app, [event("e1", "a"), event("e2", "a")], versions)
+def test_a_version_cannot_be_expected_where_messages_land(app: App) -> None:
+    app.log("x").append("a", key="a", expected_version=0)
+    land(app, event("m1", "a"), is_first=True)
+    with pytest.raises(UsageError, match="log 'x': what lands from a broker has no versions"):
+        app.log("x").append("a", key="a", expected_version=1)
+    with pytest.raises(UsageError, match="log 'x': what lands from a broker has no versions"):
+        app.log("x").append_many([{"type": "a", "key": k, "expected_version": 0} for k in "bc"])
+    app.log("y").append("a", key="a", expected_version=0)
+
+
+def test_what_the_log_holds_is_noticed(app: App) -> None:
+    land(app, event("e1", "a"), event("e2", "a"), is_first=True)
     for repeated in ([event("e3", "a"), event("e1", "a")], [event("e3", "a"), event("e3", "b")]):
         with pytest.raises(Repeated):
-            land(app, repeated, versions)
-    land(app, [event("e3", "a")], versions)
-    assert [(e.id, e.version) for e in app.log("x").read()] == [("e1", 1), ("e2", 2), ("e3", 3)]
+            land(app, *repeated)
+    land(app, event("e3", "a"))
+    assert said(app.log("x").read()) == [("e1", None), ("e2", None), ("e3", None)]
+
+
+def test_what_has_landed_may_be_pruned_up_to_the_last(app: App) -> None:
+    """No version counts on from it; of what was appended beside it, the newest of a key stays."""
+    app.log("x").append("a", key="a", id="e1")
+    app.log("x").append("a", key="a", id="e2")
+    land(app, event("m1", "a"), event("m2", "b"), event("m3", None), is_first=True)
+    land(app, event("m4", "a"))
+    store = app.runtime.store
+    with store.reading() as tx:
+        plan = plan_events(tx, "x", before=1e12, no_rebuild=())
+    assert (plan.events, prune_events(store, plan).events) == (4, 4)
+    assert said(app.log("x").read()) == [("e2", 2), ("m4", None)]
+    assert app.log("x").append("a", key="a").version == 3
+
+
+def test_what_the_log_has_lost_is_missing_in_the_account(app: App) -> None:
+    @app.projection(app.log("x"), tables={"seen": "id TEXT PRIMARY KEY"})
+    def see(event: Any, tx: Any) -> None:
+        tx.execute("INSERT INTO seen VALUES (:id)", {"id": event.id})
+
+    land(app, event("m1", "a"), event("m2", "a"), event("m3", "a"), is_first=True)
+    app.run(until_idle=True)
+    store: Any = app.runtime.store
+    assert [account.sound for account in verify(store)] == [True]
+    with store.transaction() as tx:
+        tx.sql.run("prune_events", {"positions": "[2]"})
+    assert [account.sound for account in verify(store)] == [False]
 
 
 def emit(tx: Any, numbers: range) -> None:

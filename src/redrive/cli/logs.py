@@ -182,7 +182,7 @@ def payload_fields(headers: bytes | None, data: bytes | None, redact: Sequence[s
 
 def _follow(app: App, show: Listing, wanted: Wanted, after: int | None, limit: int, payload: bool) -> None:
     """What there is, then what comes: every commit of anybody moves the store's change counter."""
-    from redrive.replay.events import following, last_position, newest
+    from redrive.replay.events import EVERYWHERE, following, last_position, newest
 
     store = app.runtime.store
     try:
@@ -194,10 +194,14 @@ def _follow(app: App, show: Listing, wanted: Wanted, after: int | None, limit: i
                 after = max(after, row.position)
         sys.stdout.flush()
         while True:
-            rows = following(store, wanted, after, FOLLOW_PAGE, payload=payload)
+            # In one log nothing comes below the last any more: what was passed over is not read again.
+            upto = EVERYWHERE if wanted.log is None else last_position(store, wanted.log)
+            rows = following(store, wanted, after, FOLLOW_PAGE, upto=upto, payload=payload)
             for row in rows:
                 show.line(row)
                 after = row.position
+            if wanted.log is not None and len(rows) < FOLLOW_PAGE:
+                after = max(after, upto)
             sys.stdout.flush()
             while len(rows) < FOLLOW_PAGE and not store.changed():
                 time.sleep(LOOK_EVERY)

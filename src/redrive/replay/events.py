@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redrive.errors import UsageError
 from redrive.store.port import Store, StoreTx
+from redrive.store.sql import Row
 
 PAGE_MAX = 10_000  # events per page: a page is read into memory
 EVERYWHERE = 2**62  # above all positions and times
@@ -55,9 +56,11 @@ def following(
         return _page(tx, wanted, after, upto, limit, payload, newest=False)
 
 
-def last_position(store: Store) -> int:
-    """The position of the newest event of any log; 0 if there is none."""
+def last_position(store: Store, log: str | None = None) -> int:
+    """The position of the newest event of a log, or of any; 0 if there is none."""
     with store.reading() as tx:
+        if log is not None:
+            return tx.logs.last(tx.logs.id_of(log))
         return max((tx.logs.last(number) for number, _ in tx.sql.all("log_all")), default=0)
 
 
@@ -108,30 +111,42 @@ def _page(
     tx: StoreTx, wanted: Wanted, after: int, upto: int, limit: int, payload: bool, *, newest: bool
 ) -> list[EventRow]:
     values = _values(wanted, after, upto, limit, payload=payload)
-    way = "down" if newest else "up"
     names: dict[int, str] = dict(tx.sql.all("log_all"))
     if wanted.key is not None:
         numbers = list(names) if wanted.log is None else [find_log(tx, wanted.log)]
-        each = [tx.sql.all(f"events_of_key_{way}", {**values, "log": number, "key": wanted.key}) for number in numbers]
+        each = [_of_key(tx, {**values, "log": number}, newest=newest) for number in numbers]
         rows = sorted((row for of_log in each for row in of_log), key=lambda row: row[0], reverse=newest)[:limit]
     else:
         log = None if wanted.log is None else find_log(tx, wanted.log)
-        query = f"events_anywhere_{way}" if log is None else f"events_{way}"
-        everything = wanted.type is None and wanted.since is None and wanted.until is None
-        where = {**values, "log": log}
-        rows = []
-        for above, until in [(after, upto)] if everything else tx.logs.spans.ranges(where, newest=newest):
-            rows += tx.sql.all(query, {**where, "after": above, "upto": until, "limit": limit - len(rows)})
-            if len(rows) == limit:
-                break
+        rows = _in_order(tx, {**values, "log": log}, newest=newest)
     return [_row(row, names) for row in (reversed(rows) if newest else rows)]
 
 
-def _values(wanted: Wanted, after: int, upto: int, limit: int, *, payload: bool) -> dict[str, object]:
+def _of_key(tx: StoreTx, where: dict[str, Any], *, newest: bool) -> list[Row]:
+    """By the index on keys; what a broker gave is not in it, and its log is read until there are enough."""
+    if tx.sql.value("log_landed_from", (where["log"],)) is not None:
+        return _in_order(tx, where, newest=newest)
+    return tx.sql.all("events_of_key_down" if newest else "events_of_key_up", where)
+
+
+def _in_order(tx: StoreTx, where: dict[str, Any], *, newest: bool) -> list[Row]:
+    way = "down" if newest else "up"
+    query = f"events_anywhere_{way}" if where["log"] is None else f"events_{way}"
+    everything = where["type"] is None and where["since"] == -EVERYWHERE and where["until"] == EVERYWHERE
+    after, upto, limit = where["after"], where["upto"], where["limit"]
+    rows: list[Row] = []
+    for above, until in [(after, upto)] if everything else tx.logs.spans.ranges(where, newest=newest):
+        rows += tx.sql.all(query, {**where, "after": above, "upto": until, "limit": limit - len(rows)})
+        if len(rows) == limit:
+            break
+    return rows
+
+
+def _values(wanted: Wanted, after: int, upto: int, limit: int, *, payload: bool) -> dict[str, Any]:
     if wanted.type is not None and len(wanted.type) > PATTERN_CHARS_MAX:
         raise UsageError(f"a type or glob has at most {PATTERN_CHARS_MAX:,} characters, not {len(wanted.type):,}")
     return {
-        "after": after, "upto": upto, "limit": limit, "payload": int(payload), "type": wanted.type,
+        "after": after, "upto": upto, "limit": limit, "payload": int(payload), "type": wanted.type, "key": wanted.key,
         "since": -EVERYWHERE if wanted.since is None else round(wanted.since * 1e6),
         "until": EVERYWHERE if wanted.until is None else round(wanted.until * 1e6),
     }  # fmt: skip

@@ -26,7 +26,6 @@ from redrive.store import landed
 from redrive.store.groups import run_here
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
-from redrive.store.versions import Versions
 
 READ_MAX = 1_000  # messages in one transaction
 # While there is a backlog of small ones, so many times as many: a commit costs less, and pages of the index on the keys
@@ -57,7 +56,7 @@ class Landing:
     def __init__(self, duty: Duty, source: Source) -> None:
         self.duty, self.source = duty, source
         self.positions: dict[int, str] = {}
-        self._versions = Versions()
+        self._has_said = False  # that events in this log have no versions
         self._wary = 0  # batches left to be looked at before they are written
 
     def load(self) -> None:
@@ -108,8 +107,8 @@ class Landing:
             )  # fmt: skip
             hit("land.before_commit")
         hit("land.committed")
-        duty.window.position = duty.window.cursor = self._versions.upto = position
-        duty.settled_at, self.positions = now, to
+        duty.window.position = duty.window.cursor = position
+        duty.settled_at, self.positions, self._has_said = now, to, self._has_said or bool(events)
         if added.rows:
             engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
             engine.store.news.told(added.rows[0][0], position)
@@ -127,14 +126,15 @@ class Landing:
     ) -> tuple[landed.Appended, Sequence[landed.Fields]]:
         """What was added, and the events that were new: nearly always all, which writing them shows soonest."""
         duty, log = self.duty, self.duty.subscription.source
+        events: Sequence[landed.Fields]
         if is_wary:
-            new = self._new(tx, messages)
-            rows: list[Row] = tx.logs.append(log, new)[0] if new else []
-            return landed.Appended(rows[-1][0] if rows else duty.window.position, 0, []), new
-        events: list[landed.Fields] = [m if type(m) is Plain else m.event for m in messages]
+            events = self._new(tx, messages)
+        else:
+            events = [m if type(m) is Plain else m.event for m in messages]
         if not events:
             return landed.Appended(duty.window.position, 0, []), events
-        added = landed.append_new(tx.logs, tx.sql, log, events, self._versions)
+        is_first, is_plain = not self._has_said, set(map(type, events)) == {Plain}
+        added = landed.append_new(tx.logs, tx.sql, log, events, is_first=is_first, is_plain=is_plain)
         if added is None:
             raise Repeated
         return added, events
@@ -143,6 +143,7 @@ class Landing:
         """The events that the log does not hold yet."""
         duty = self.duty
         duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source, create=True)
+        tx.sql.claim((duty.log_id,))  # nobody may append one of them between the look and the landing
         seen = landed.known(tx.sql, duty.log_id, [message.event.id for message in messages])
         events = []
         for message in messages:

@@ -212,7 +212,10 @@ class Log:
             after = rows[-1][0]
 
     def read_key(self, key: str, after_version: int = 0) -> list[Event[Any]]:
-        """The events of one key above a version, oldest first."""
+        """The events of one key above a version, oldest first.
+
+        What landed from a broker has none, and counts as above the version of what came before it.
+        """
         with self._runtime.store.reading() as tx:
             rows = tx.logs.of_key(tx.logs.id_of(self.name), key, after_version, EVERY)
         return [from_row(row, self._runtime.types) for row in rows]

@@ -45,6 +45,7 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
     waiting: list[Row] = []  # the next to be inserted: rows whose position is not known yet
     later: list[Row] = []  # those to be scheduled
     given: set[tuple[int, str]] = set()  # ids among them that a caller chose, and may have chosen twice
+    counted: set[int] = set()  # logs all of whose events have versions, if somebody expects one
     repeated = False
     for log_name, events in batches:
         log, last = logs[log_name], versions[log_name]
@@ -74,22 +75,29 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
             version = None
             if key is not None:
                 actual = last[key] or 0
-                if expected is not None and expected != actual:
-                    raise VersionConflict(log_name, key, expected, actual)
+                if expected is not None:
+                    _expect(sql, log, log_name, key, expected, actual, counted)
                 last[key] = version = actual + 1
             elif expected is not None:
                 raise UsageError("expected_version needs a key: versions count within a key")
             waiting.append((log, id, kind, key, version, schema, time_us, headers, data))
     _insert(sql, waiting, rows)
     _schedule(sql, later)
-    highest = rows[-1][0] if rows else 0
-    if highest is None:  # that one only waits
-        highest = max(row[0] or 0 for row in rows)
-    if highest:
+    if highest := _highest(rows):
         names.spans.passed(highest)
     for log in remembered:
         names.versions[log].counted(sql.value("log_last", (log,)), ())
     return rows, repeated
+
+
+def _expect(sql: Sql, log: int, log_name: str, key: str, expected: int, actual: int, counted: set[int]) -> None:
+    """Refuse another version than the one that is expected, and where what landed from a broker has none."""
+    if log not in counted:
+        if sql.value("log_landed_from", (log,)) is not None:
+            raise UsageError(f"log {log_name!r}: what lands from a broker has no versions: leave out expected_version=")
+        counted.add(log)
+    if expected != actual:
+        raise VersionConflict(log_name, key, expected, actual)
 
 
 def _is_one(batches: Sequence[Batch]) -> bool:
@@ -135,6 +143,11 @@ def _insert(sql: Sql, waiting: list[Row], rows: list[Row]) -> None:
         positions = sql.add_all("event_insert", waiting)
         rows.extend([(position, *row[1:]) for position, row in zip(positions, waiting, strict=True)])
         waiting.clear()
+
+
+def _highest(rows: list[Row]) -> int:
+    highest: int | None = rows[-1][0] if rows else 0
+    return max(row[0] or 0 for row in rows) if highest is None else highest  # None: that one only waits
 
 
 def _schedule(sql: Sql, later: list[Row]) -> None:

@@ -9,7 +9,6 @@ from redrive.codec import to_json
 from redrive.event import Stored
 from redrive.store.append import Names
 from redrive.store.sql import Row, Sql
-from redrive.store.versions import Versions
 
 
 def positions(sql: Sql, subscription: int) -> dict[int, str]:
@@ -45,27 +44,31 @@ class Appended(NamedTuple):
     rows: list[Row]
 
 
-def append_new(names: Names, sql: Sql, log_name: str, events: Sequence[Fields], versions: Versions) -> Appended | None:
-    """Append events that the log should not hold yet.
+def append_new(
+    names: Names, sql: Sql, log_name: str, events: Sequence[Fields], *, is_first: bool, is_plain: bool = False
+) -> Appended | None:
+    """Append events that the log should not hold yet, without versions: who writes to a broker cannot ask for one.
 
     None if it holds one of them: then some are missing, the transaction is to be rolled back, and each looked at.
+    `is_first`: nobody has made sure yet that the log says from where on it has events without. `is_plain`: all are of
+    the first schema and without headers, as nearly all that a broker gives. Each parameter less makes it faster.
     """
     log = names.id_of(log_name, create=True)
     sql.claim((log,))
-    keys = {event.key for event in events}
-    keys.discard(None)
-    last = versions.of(sql, log, keys, sql.value("log_last", (log,)))  # type: ignore[arg-type]
-    rows: list[Row] = []
-    for e in events:
-        version, key = None, e.key
-        if key is not None:
-            version = last[key] = last[key] + 1
-        rows.append((log, e.id, e.type, key, version, e.schema, e.time_us, e.headers_raw, e.data_raw))
-    if sql.put_all("event_land", rows) != len(rows):
+    above: int = sql.value("log_last", (log,))
+    if is_first:
+        sql.run("log_landed", {"log": log, "position": above + 1})
+    if is_plain:
+        rows: list[Row] = [(log, e.id, e.type, e.key, e.time_us, e.data_raw) for e in events]
+    else:
+        rows = [(log, e.id, e.type, e.key, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events]
+    if sql.put_all("event_land_plain" if is_plain else "event_land", rows) != len(rows):
         return None
     position: int = sql.value("log_last", (log,))
     names.spans.passed(position)
     if sql.is_far:  # others may number theirs in between, and a server may come back without what it has committed
-        return Appended(position, versions.above, [])
-    first = position - len(rows) + 1
-    return Appended(position, versions.above, [(at, *row[1:]) for at, row in enumerate(rows, first)])
+        return Appended(position, above, [])
+    at = position - len(rows)
+    return Appended(position, above, [
+        (at := at + 1, e.id, e.type, e.key, None, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events
+    ])  # fmt: skip

@@ -27,15 +27,22 @@ SELECT position, id, type, key, version, schema, time_us, headers, data FROM red
 WHERE position = ? AND log = ?
 
 -- name: key_version
-SELECT max(version) FROM redrive_events WHERE log = ? AND key = ?
+SELECT max(version) FROM redrive_events WHERE log = ? AND key = ? AND version > 0
 
 -- name: events_after
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
 WHERE log = ? AND position > ? ORDER BY position LIMIT ?
 
 -- name: events_of_key
+-- What is in the index on keys, and what landed without a version after the last event that has this one or a lower.
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
-WHERE log = ? AND key = ? AND version > ? ORDER BY version LIMIT ?
+WHERE log = ?1 AND key = ?2 AND version > ?3
+UNION ALL SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data
+FROM redrive_logs l CROSS JOIN redrive_events e
+WHERE l.id = ?1 AND e.log = l.id AND e.position >= l.landed_from AND e.version IS NULL AND e.key = ?2
+  AND e.position > coalesce((SELECT position FROM redrive_events
+                             WHERE log = ?1 AND key = ?2 AND version > 0 AND version <= ?3 ORDER BY version DESC LIMIT 1), 0)
+ORDER BY 1 LIMIT ?4
 
 -- name: log_last
 SELECT coalesce(max(position), 0) FROM redrive_events WHERE log = ?
@@ -609,10 +616,10 @@ LEFT JOIN redrive_events e ON e.position = l.position AND e.id = l.event_id AND 
 WHERE l.subscription = :subscription AND l.state <> 'superseded' AND e.position IS NULL ORDER BY l.position
 
 -- name: ledger_log_holes
--- Events before which a version of their key is missing, or that stand in the wrong order.
+-- Events before which a version of their key is missing, or that stand in the wrong order. What landed has none.
 SELECT position FROM
   (SELECT position, version, lag(version) OVER w AS before, lag(position) OVER w AS below
-   FROM redrive_events WHERE log = :log AND key IS NOT NULL WINDOW w AS (PARTITION BY key ORDER BY version)) AS numbered
+   FROM redrive_events WHERE log = :log AND version > 0 WINDOW w AS (PARTITION BY key ORDER BY version)) AS numbered
 WHERE version <> before + 1 OR position < below ORDER BY position
 
 -- name: ledger_said
@@ -792,18 +799,18 @@ WHERE subscription = :subscription AND state <> 'superseded' AND state IN ('appl
 ORDER BY position LIMIT 1
 
 -- name: prune_events_count
--- Events that nobody needs: not the newest of their key, because versions count on from it.
-SELECT count(*) FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.key IS NULL OR EXISTS
+-- Events that nobody needs: not the one with the highest version of its key, because versions count on from it.
+SELECT count(*) FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.version IS NULL OR EXISTS
       (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
 
 -- name: prune_events_page
-SELECT e.position FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.key IS NULL OR EXISTS
+SELECT e.position FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.version IS NULL OR EXISTS
       (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
 ORDER BY e.position LIMIT :limit
 
 -- name: prune_events_letters
 SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
-WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.key IS NULL OR EXISTS
+WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.version IS NULL OR EXISTS
       (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
 
 -- name: trim_page
@@ -849,11 +856,11 @@ UNION ALL SELECT 'scheduled', count(*) FROM redrive_scheduled
 UNION ALL SELECT 'landed', count(*) FROM redrive_landed
 
 -- name: copy_logs
-SELECT id, name FROM redrive_logs WHERE id > ? ORDER BY id LIMIT ?
+SELECT id, name, landed_from FROM redrive_logs WHERE id > ? ORDER BY id LIMIT ?
 
 -- name: paste_logs
-INSERT INTO redrive_logs (id, name)
-VALUES (?, ?)
+INSERT INTO redrive_logs (id, name, landed_from)
+VALUES (?, ?, ?)
 
 -- name: copy_events
 SELECT position, log, id, type, key, version, schema, time_us, headers, data
@@ -1173,6 +1180,13 @@ INSERT INTO redrive_scheduled (seq, log, id, type, key, schema, time_us, headers
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- ---------------------------------------------------------------- landing
+
+-- name: log_landed
+-- The first events of this log that have a key and no version lie here.
+UPDATE redrive_logs SET landed_from = :position WHERE id = :log AND landed_from IS NULL
+
+-- name: log_landed_from
+SELECT landed_from FROM redrive_logs WHERE id = ?
 
 -- name: landed_all
 SELECT partition, position FROM redrive_landed WHERE subscription = :subscription

@@ -43,7 +43,7 @@ class Step:
         return text + "\n" + _WRITTEN.format(format=self.format, compatible_from=self.compatible_from)
 
 
-STEPS: Sequence[Step] = (Step(1, 1, "schema.sql"),)
+STEPS: Sequence[Step] = (Step(1, 1, "schema.sql"), Step(2, 2, "format_2.sql"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,23 @@ def missing(present: Format, steps: Sequence[Step] | None = None) -> list[Step]:
 
 
 def migrate(connection: psycopg.Connection[Any], steps: Sequence[Step] | None = None) -> Iterator[int]:
-    """Take the steps that are missing, each in a transaction of its own, and say which."""
+    """Take the steps that are missing, each in a transaction of its own, and say which.
+
+    Where there was nothing, all in one: nobody else who begins may find a store of a former format.
+    """
     while True:
         with _allowed(connection), connection.transaction():
             connection.execute(_LOCK)
-            left = missing(found(connection), steps)  # another process may have been faster
-            if not left:
-                return
-            connection.execute(left[0].sql.encode())
+            present = found(connection)  # another process may have been faster
+            left = missing(present, steps)
+            if present.number:
+                left = left[:1]
+            for step in left:
+                connection.execute(step.sql.encode())
             hit("migrate.before_commit")
-        yield left[0].format
+        yield from [step.format for step in left]
+        if not left:
+            return
 
 
 def prepare(connection: psycopg.Connection[Any], where: str) -> None:

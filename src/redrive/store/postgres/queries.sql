@@ -30,13 +30,13 @@ ORDER BY n.place RETURNING position
 -- One event, whose version follows from what the log holds: it is claimed.
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?1, ?2, ?3, ?4::text, CASE WHEN ?4::text IS NOT NULL THEN
-        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4) END, ?5, ?6, ?7, ?8)
+        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4 AND version > 0) END, ?5, ?6, ?7, ?8)
 RETURNING position, version
 
 -- name: event_emit
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?1, ?2, ?3, ?4::text, CASE WHEN ?4::text IS NOT NULL THEN
-        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4) END, ?5, ?6, ?7, ?8)
+        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4 AND version > 0) END, ?5, ?6, ?7, ?8)
 ON CONFLICT (log, id) DO NOTHING
 
 -- name: event_emit_block
@@ -60,8 +60,8 @@ INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, header
 ON CONFLICT DO NOTHING
 
 -- name: key_versions
-SELECT coalesce(json_object_agg(k.key, coalesce((SELECT max(version) FROM redrive_events WHERE log = ?1 AND key = k.key), 0)),
-                '{}')::text
+SELECT coalesce(json_object_agg(k.key, coalesce((SELECT max(version) FROM redrive_events
+                                                 WHERE log = ?1 AND key = k.key AND version > 0), 0)), '{}')::text
 FROM jsonb_array_elements_text(?2::jsonb) AS k (key)
 
 -- name: events_near
@@ -73,6 +73,7 @@ SELECT position, log, id, type, key, version, schema, time_us, length(data), CAS
        CASE WHEN :payload <> 0 THEN data END
 FROM redrive_events
 WHERE log = :log AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:key::text IS NULL OR key = :key)
   AND (:type::text IS NULL OR type = :type OR type ~ (SELECT redrive.glob(:type)))
 ORDER BY position LIMIT :limit
 
@@ -81,6 +82,7 @@ SELECT position, log, id, type, key, version, schema, time_us, length(data), CAS
        CASE WHEN :payload <> 0 THEN data END
 FROM redrive_events
 WHERE log = :log AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:key::text IS NULL OR key = :key)
   AND (:type::text IS NULL OR type = :type OR type ~ (SELECT redrive.glob(:type)))
 ORDER BY position DESC LIMIT :limit
 
@@ -89,16 +91,16 @@ ORDER BY position DESC LIMIT :limit
 SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload <> 0 THEN headers END,
        CASE WHEN :payload <> 0 THEN data END
 FROM redrive_events
-WHERE log = :log AND key = :key AND +position > :after AND +position <= :upto AND time_us >= :since AND time_us < :until
-  AND (:type::text IS NULL OR type = :type OR type ~ (SELECT redrive.glob(:type)))
+WHERE log = :log AND key = :key AND version > 0 AND +position > :after AND +position <= :upto
+  AND time_us >= :since AND time_us < :until AND (:type::text IS NULL OR type = :type OR type ~ (SELECT redrive.glob(:type)))
 ORDER BY version LIMIT :limit
 
 -- name: events_of_key_down
 SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload <> 0 THEN headers END,
        CASE WHEN :payload <> 0 THEN data END
 FROM redrive_events
-WHERE log = :log AND key = :key AND +position > :after AND +position <= :upto AND time_us >= :since AND time_us < :until
-  AND (:type::text IS NULL OR type = :type OR type ~ (SELECT redrive.glob(:type)))
+WHERE log = :log AND key = :key AND version > 0 AND +position > :after AND +position <= :upto
+  AND time_us >= :since AND time_us < :until AND (:type::text IS NULL OR type = :type OR type ~ (SELECT redrive.glob(:type)))
 ORDER BY version DESC LIMIT :limit
 
 -- name: events_anywhere_up
@@ -548,10 +550,17 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'redrive' AND c.
 
 -- name: event_land
 -- As event_insert. A row whose id is taken is left out; the caller counts.
-INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
-SELECT n.log, n.id, n.type, n.key, n.version, n.schema, n.time_us, n.headers, n.data
-FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bytea[], ?::bytea[])
-     WITH ORDINALITY AS n (log, id, type, key, version, schema, time_us, headers, data, place)
+INSERT INTO redrive_events (log, id, type, key, schema, time_us, headers, data)
+SELECT n.log, n.id, n.type, n.key, n.schema, n.time_us, n.headers, n.data
+FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint[], ?::bytea[], ?::bytea[])
+     WITH ORDINALITY AS n (log, id, type, key, schema, time_us, headers, data, place)
+ORDER BY n.place ON CONFLICT (log, id) DO NOTHING
+
+-- name: event_land_plain
+INSERT INTO redrive_events (log, id, type, key, schema, time_us, data)
+SELECT n.log, n.id, n.type, n.key, 1, n.time_us, n.data
+FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bytea[])
+     WITH ORDINALITY AS n (log, id, type, key, time_us, data, place)
 ORDER BY n.place ON CONFLICT (log, id) DO NOTHING
 
 -- name: events_known

@@ -13,8 +13,9 @@ from redrive.failpoints import hit
 if TYPE_CHECKING:
     from redrive.store.sqlite.store import SqliteStore
 
-FORMAT = 1  # what this version writes
-COMPATIBLE_FROM = 1  # the oldest version that can work on files this version has written
+STEPS = ("schema.sql", "format_2.sql")  # what makes each format of the one before it
+FORMAT = len(STEPS)  # what this version writes
+COMPATIBLE_FROM = 2  # the oldest version that can work on files this version has written
 
 
 def migrate(store: SqliteStore) -> None:
@@ -23,13 +24,15 @@ def migrate(store: SqliteStore) -> None:
         return
     with store.transaction() as tx:
         found = _format(store)
-        if found == 0:  # another process may have been faster: asked again under the lock
-            for statement in _statements(Path(__file__).with_name("schema.sql").read_text("utf-8")):
-                tx.connection.execute(statement)
+        if found < FORMAT:  # another process may have been faster: asked again under the lock
+            for file in STEPS[found:]:
+                for statement in _statements(Path(__file__).with_name(file).read_text("utf-8")):
+                    tx.connection.execute(statement)
             hit("migrate.before_commit")
             tx.books.set("format", FORMAT)
             tx.books.set("compatible_from", COMPATIBLE_FROM)
-            tx.books.set("syncs", 0)
+            if found == 0:
+                tx.books.set("syncs", 0)
         elif int(tx.books.get("compatible_from")) > FORMAT:
             raise UsageError(
                 f"{store.path} has storage format {found}, this redrive knows up to {FORMAT}; upgrade redrive"

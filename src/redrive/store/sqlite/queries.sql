@@ -20,7 +20,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- a SELECT in their place, SQLite copies the row into a temporary table first, because the statement reads its own table.
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?1, ?2, ?3, ?4, CASE WHEN ?4 IS NOT NULL THEN
-        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4) END, ?5, ?6, ?7, ?8)
+        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4 AND version > 0) END, ?5, ?6, ?7, ?8)
 ON CONFLICT (log, id) DO NOTHING
 
 -- name: event_emit_block
@@ -45,8 +45,8 @@ INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_
 
 -- name: key_versions
 -- The last versions of many keys as one JSON object: one step, however many keys there are.
-SELECT json_group_object(value, coalesce((SELECT max(version) FROM redrive_events WHERE log = ?1 AND key = value), 0))
-FROM json_each(?2)
+SELECT json_group_object(value, coalesce((SELECT max(version) FROM redrive_events
+                                          WHERE log = ?1 AND key = value AND version > 0), 0)) FROM json_each(?2)
 
 -- name: events_near
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events NOT INDEXED
@@ -58,6 +58,7 @@ SELECT position, log, id, type, key, version, schema, time_us, length(data), CAS
        CASE WHEN :payload THEN data END
 FROM redrive_events
 WHERE log = :log AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:key IS NULL OR key = :key)
   AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY position LIMIT :limit
 
@@ -67,6 +68,7 @@ SELECT position, log, id, type, key, version, schema, time_us, length(data), CAS
        CASE WHEN :payload THEN data END
 FROM redrive_events
 WHERE log = :log AND position > :after AND position <= :upto AND time_us >= :since AND time_us < :until
+  AND (:key IS NULL OR key = :key)
   AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY position DESC LIMIT :limit
 
@@ -75,16 +77,16 @@ ORDER BY position DESC LIMIT :limit
 SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
        CASE WHEN :payload THEN data END
 FROM redrive_events
-WHERE log = :log AND key = :key AND +position > :after AND +position <= :upto AND time_us >= :since AND time_us < :until
-  AND (:type IS NULL OR type = :type OR type GLOB :type)
+WHERE log = :log AND key = :key AND version > 0 AND +position > :after AND +position <= :upto
+  AND time_us >= :since AND time_us < :until AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY version LIMIT :limit
 
 -- name: events_of_key_down
 SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
        CASE WHEN :payload THEN data END
 FROM redrive_events
-WHERE log = :log AND key = :key AND +position > :after AND +position <= :upto AND time_us >= :since AND time_us < :until
-  AND (:type IS NULL OR type = :type OR type GLOB :type)
+WHERE log = :log AND key = :key AND version > 0 AND +position > :after AND +position <= :upto
+  AND time_us >= :since AND time_us < :until AND (:type IS NULL OR type = :type OR type GLOB :type)
 ORDER BY version DESC LIMIT :limit
 
 -- name: events_anywhere_up
@@ -518,8 +520,12 @@ SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()
 
 -- name: event_land
 -- Run with one VALUES row or several. A row whose id is taken is left out; the caller counts.
-INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, schema, time_us, headers, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: event_land_plain
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, schema, time_us, data)
+VALUES (?, ?, ?, ?, 1, ?, ?)
 
 -- name: events_known
 SELECT id, type, key, schema, data FROM redrive_events WHERE log = :log AND id IN (SELECT value FROM json_each(:ids))

@@ -44,6 +44,7 @@ from redrive.store.sqlite.connection import (
     open_connection,
     translate,
 )
+from redrive.store.sqlite.flush import Flush
 from redrive.store.sqlite.hold import Hold
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.stage import SqliteStage
@@ -169,6 +170,7 @@ class SqliteStore:
         self._seen_version = -1
         self.news = News()
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
+        self._flush, self._flushed, self._flush_at = Flush(path), 0, 0  # changes at the last one, pages for the next
         forking.watch(self)
         self._writer = None if inline else Writer(self)
         self.lookout = NoLookout(path) if inline else Lookout(path)
@@ -313,7 +315,8 @@ class SqliteStore:
             if not self._has_grown():
                 return
             self._looked = changes
-            if not self._wal_is_long():
+            if not self._wal_holds(self._checkpoint_pages):
+                self._flush_ahead()
                 return
         with self._mutex:
             try:
@@ -328,6 +331,16 @@ class SqliteStore:
             finally:
                 self._rollback(self._full)
             self._checkpointed = self._looked = changes
+            self._flush_at = 0
+
+    def _flush_ahead(self) -> None:
+        """The next checkpoint is near, and would wait until the disk has what nobody has synced."""
+        unsynced, has_grown = self._normal.connection.total_changes, False
+        while self._wal_holds(self._flush_at):
+            self._flush_at, has_grown = self._flush_at + max(1, self._checkpoint_pages // LOOKS), True
+        if has_grown and unsynced != self._flushed and self._writer is not None:
+            self._flushed = unsynced
+            self._flush.begin()
 
     def _changes(self) -> int:
         """How many rows this process has written."""
@@ -337,8 +350,8 @@ class SqliteStore:
         """Is it worth looking how long the WAL is? A small transaction writes about five pages per change."""
         return self._changes() - self._looked >= self._checkpoint_pages / LOOKS
 
-    def _wal_is_long(self) -> bool:
-        """Does the WAL hold `checkpoint_pages` or more? Its size does not tell: it is overwritten, not cut.
+    def _wal_holds(self, pages: int) -> bool:
+        """Does the WAL hold so many or more? Its size does not tell: it is overwritten, not cut.
 
         Every frame repeats the salt of the header, and a WAL that starts over has another one. SQLite never
         locks this file, so that opening and closing it is harmless (it would not be for the other two).
@@ -347,7 +360,7 @@ class SqliteStore:
             with open(f"{self.path}-wal", "rb", buffering=0) as wal:
                 header = wal.read(WAL_HEADER_BYTES)
                 frame = WAL_FRAME_BYTES + int.from_bytes(header[8:12])
-                wal.seek(WAL_HEADER_BYTES + (self._checkpoint_pages - 1) * frame)
+                wal.seek(WAL_HEADER_BYTES + max(pages - 1, 0) * frame)
                 return wal.read(16)[8:] == header[16:24] != b""
         except OSError:
             return False
@@ -430,6 +443,7 @@ class SqliteStore:
         if self._writer is not None:
             self._writer.stop()
         self.lookout.stop()
+        self._flush.stop()
         with (
             nullcontext() if self.inside_transaction() else self._mutex
         ):  # an append may be under way in its own thread
