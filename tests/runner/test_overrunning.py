@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,72 @@ def test_a_worker_that_was_cancelled_by_a_timeout_works_on(app: App, harness: Ha
     harness.run_until_idle()
     assert done == [0, 2, 4]
     assert len(harness.letters("dead")) == 3
+
+
+def test_a_coroutine_that_cancels_itself_has_failed_and_its_key_goes_on(app: App, harness: Harness) -> None:
+    """Libraries do that: a cancel scope that ends too late, a pool that gives up. Nobody else has asked for an end."""
+    done = []
+
+    @app.on(app.log("orders"), start="first", retry=retry(attempts=2, wait="1s", jitter=0))
+    async def charge(event, ctx):
+        if event.data == "a1" and ctx.attempt == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(1)
+        done.append((event.data, ctx.attempt))
+
+    for name in ("a1", "a2", "b1"):
+        harness.append("orders", "order.placed", name, key=name[0])
+    harness.advance("1m")
+    assert done == [("b1", 1), ("a1", 2), ("a2", 1)]
+    assert [letter.error_type for letter in harness.letters() if letter.attempts == 2] == [
+        "asyncio.exceptions.CancelledError"
+    ]
+
+
+def test_a_cancellation_that_is_still_to_come_does_not_hit_the_next_event(app: App, harness: Harness) -> None:
+    done = []
+
+    @app.on(app.log("orders"), start="first", retry=no_retry)
+    async def charge(event, ctx):
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+        if event.data == "a1":
+            task.cancel()  # and returns without having waited for anything
+            return
+        await asyncio.sleep(1)
+        done.append(event.data)
+
+    for name in ("a1", "b1", "c1"):
+        harness.append("orders", "order.placed", name, key=name[0])
+    harness.run_until_idle()
+    assert done == ["b1", "c1"]
+    assert harness.letters() == []
+
+
+def test_who_swallows_a_cancellation_leaves_nothing_of_it_to_the_next_event(app: App, harness: Harness) -> None:
+    counts = []
+
+    @app.on(app.log("orders"), start="first", timeout="30s", retry=no_retry)
+    async def charge(event, ctx):
+        task = asyncio.current_task()
+        assert task is not None
+        counts.append(task.cancelling())
+        if event.data == "a1":
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+        else:
+            raise asyncio.CancelledError("a future that somebody else has cancelled")
+
+    for name in ("a1", "b1", "c1"):
+        harness.append("orders", "order.placed", name, key=name[0])
+    harness.run_until_idle()
+    assert counts == [0, 0, 0]
+    errors = [(letter.lane, letter.error_type) for letter in harness.letters("dead")]
+    cancelled = "asyncio.exceptions.CancelledError"
+    assert errors == [("a", "TimeoutError"), ("b", cancelled), ("c", cancelled)]
 
 
 class Threads:

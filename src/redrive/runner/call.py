@@ -249,7 +249,7 @@ class Attempted(Protocol):
 async def attempt_works(function: Callable[..., Any], works: Iterable[Attempted | None]) -> None:
     """Await a user's function for one work after the other; None among them asks for a pause.
 
-    Our own cancellation passes through; that of a timeout is the work's failure.
+    A cancellation is the work's failure, whoever asked for it. If we did, nobody is left who would settle it.
     """
     for work in works:
         if work is None:
@@ -257,13 +257,6 @@ async def attempt_works(function: Callable[..., Any], works: Iterable[Attempted 
             continue
         try:
             await function(work.event, work.ctx)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                if not work.timed_out:
-                    raise
-                task.uncancel()
-            work.error = error
         except BaseException as error:
             work.error = error
 

@@ -101,6 +101,7 @@ class Staff:
         prepare, called, duty = loop.work.prepare, loop.work.called, loop.work.duty
         ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
         gate, turn_began = loop.work.gate, clock()
+        is_cancelled = _never if task is None else task.cancelling
         while not loop.stopping:
             try:
                 work = ready.popleft() if gate is None else gate.pass_one(ready)
@@ -124,6 +125,8 @@ class Staff:
             del running[work]
             if gate is not None and gate.called(work):
                 self._call()  # the breaker wants to know
+            if is_cancelled():  # what is left of it would hit the next event: another task goes on
+                return
             done = len(outbox)
             if done <= self.size and ready:  # the first of as many as may put one there at this moment
                 self._begin_waiting()
@@ -132,6 +135,11 @@ class Staff:
                     self._call()
                 yield None
                 turn_began = clock()
+
+
+def _never() -> bool:
+    """A thread cannot be cancelled."""
+    return False
 
 
 class TaskStaff(Staff):
@@ -158,6 +166,7 @@ class TaskStaff(Staff):
             for work in [work for work, task in running.items() if task is me]:
                 del running[work]
             raise
+        self._tasks.discard(me)  # type: ignore[arg-type]  # now: who hears that we are done may need another at once
         self._call()
 
     async def _inline(self, event: Any, ctx: Any) -> None:
