@@ -309,3 +309,29 @@ def test_stopping_waits_for_a_running_thread_and_settles_its_event(threads: Thre
     assert [event.type for event in app.log("receipts").read()] == ["sent"]
     with app.reader() as tx:
         assert tx.execute("SELECT owner, unclean, applied FROM redrive_progress").fetchone() == (None, 0, 1)
+
+
+def test_who_was_fenced_calls_nobody_any_more(threads: Threads) -> None:
+    """A thread goes on with what is ready, as long as it is wanted. What it does after a take-over is done twice."""
+    app, called = threads.app, []
+
+    @app.on(app.log("orders"), start="first")
+    def charge(event, ctx):
+        called.append(event.data)
+        if event.data == 0:
+            with app.transaction() as tx:
+                tx.execute("UPDATE redrive_progress SET epoch = epoch + 1")
+        if event.data == 1:
+            assert threads.release.wait(30)
+
+    async def scenario() -> None:
+        app.log("orders").append_many([{"type": "order.placed", "data": n, "key": f"{n}"} for n in range(10)])
+        async with app.running(), asyncio.timeout(30):
+            supervisor: Any = app.runtime.supervisor
+            while not (supervisor.loops and supervisor.loops["charge"].stopping):
+                await asyncio.sleep(0)
+            supervisor.stop("before it is taken back")
+            threads.release.set()
+
+    asyncio.run(scenario())
+    assert called == [0, 1]

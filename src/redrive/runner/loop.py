@@ -159,6 +159,7 @@ class HandlerLoop(Loop):
                 await self._round()
             await self._last_round()
         finally:
+            self.stopping = True  # fenced, or the store is away: what is called now would be called again
             await self._staff.close()
             for handle in self._delayed.values():
                 handle.cancel()

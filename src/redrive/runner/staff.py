@@ -166,7 +166,7 @@ class TaskStaff(Staff):
             for work in [work for work, task in running.items() if task is me]:
                 del running[work]
             raise
-        self._tasks.discard(me)  # type: ignore[arg-type]  # now: who hears that we are done may need another at once
+        self._tasks.discard(me)  # now: who hears that we are done may need another at once
         self._call()
 
     async def _inline(self, event: Any, ctx: Any) -> None:
