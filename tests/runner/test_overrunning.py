@@ -40,6 +40,23 @@ def test_a_coroutine_that_overruns_is_cancelled_and_counts_as_failed(app: App, h
     assert harness.emitted("receipts") == [("sent", None)]
 
 
+def test_an_attempt_that_is_made_again_has_no_more_time_than_the_first(app: App, harness: Harness) -> None:
+    trace = []
+
+    @app.on(app.log("orders"), start="first", timeout="1s", retry=retry(attempts=3, wait="1m", jitter=0))
+    async def charge(event, ctx):
+        if ctx.attempt == 1:
+            raise LookupError("not yet")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            trace.append((ctx.attempt, harness.clock.monotonic()))
+
+    harness.append("orders", "order.placed", key="a")
+    harness.advance("5m")
+    assert trace == [(2, 61), (3, 122 + 60)]
+
+
 def test_a_coroutine_that_refuses_to_be_cancelled_has_overrun_all_the_same(app: App, harness: Harness) -> None:
     late = []
 
@@ -256,6 +273,27 @@ def test_a_thread_that_overruns_and_then_succeeds_still_counts_as_overrun(thread
 
     asyncio.run(scenario())
     assert attempts == [1, 2]
+
+
+def test_a_thread_that_overruns_when_it_is_tried_again_is_noticed_in_time(threads: Threads) -> None:
+    """Nothing else happens meanwhile that would make anybody look."""
+    app = threads.app
+
+    @app.on(app.log("orders"), start="first", timeout="400ms", retry=retry(attempts=2, wait="10ms"))
+    def charge(event, ctx):
+        if ctx.attempt == 1:
+            raise LookupError("not yet")
+        with threads.changed:
+            assert threads.changed.wait_for(lambda: threads.of(sig.HandlerStuck), timeout=20)
+
+    async def scenario() -> None:
+        async with app.running():
+            app.log("orders").append("order.placed", key="a")
+            await threads.until(sig.Buried)
+
+    asyncio.run(scenario())
+    [buried] = threads.of(sig.Buried)
+    assert buried.error_type == "TimeoutError"
 
 
 def test_threads_run_different_keys_side_by_side(threads: Threads) -> None:
