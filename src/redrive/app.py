@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 class AppTx(Tx):
     """The transaction of `app.transaction()`: events given to it are appended when it commits."""
 
-    __slots__ = ("pending", "store_tx")
+    __slots__ = ("is_over", "pending", "runtime", "store_tx")
 
-    def __init__(self, tx: StoreTx) -> None:
+    def __init__(self, tx: StoreTx, runtime: Runtime) -> None:
         super().__init__(tx)
-        self.store_tx = tx
+        self.store_tx, self.runtime = tx, runtime
+        self.is_over = False
         self.pending: list[tuple[str, NewEvent]] = []
 
 
@@ -80,12 +81,12 @@ class App(Declarations):
     def transaction(self) -> Iterator[Tx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
         with _refused_in_the_drivers_words(), self.runtime.store.transaction() as tx:
-            user = AppTx(tx)
+            user = AppTx(tx, self.runtime)
             self.runtime.transacting = _current_task()
             try:
                 yield user
             finally:
-                self.runtime.transacting = None
+                self.runtime.transacting, user.is_over = None, True
             rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
         by_log: dict[str, list[Row]] = {}
         for (log, _), row in zip(user.pending, rows, strict=True):

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from redrive.errors import UsageError
-from redrive.event import check_type
+from redrive.event import check_log, check_type
 from redrive.mirrors.port import LETTERS, Mirror
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
@@ -61,7 +61,7 @@ class Declarations:
 
         `retention="90d"`: workers delete events that are older and that no subscription needs, see `redrive prune`.
         """
-        check_type(name)
+        check_log(name)
         if intake is None and (keep is not None or bypass is not None):
             raise UsageError(f'log {name!r}: keep= and bypass= go with a limit: add intake="1000/s"')
         log = self._logs.setdefault(name, Log(self.runtime, name))
