@@ -92,8 +92,12 @@ class Declarations:
     ) -> Callable[[F], F]:
         """A function `(event, tx)` that touches only the database: it runs inside the transaction, in batches."""
 
+        self._check_source(source)
+        if isinstance(tables, str):
+            raise UsageError(f"tables= takes a list of names, or what is in each: tables=[{tables!r}]")
+
         def declare(function: F) -> F:
-            if inspect.iscoroutinefunction(function):
+            if inspect.iscoroutinefunction(_called(function)):
                 raise UsageError(
                     f"{_name(function)} is async; a projection is a plain def: it runs inside a transaction"
                 )
@@ -135,19 +139,18 @@ class Declarations:
     ) -> Callable[[F], F]:
         """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
 
+        self._check_source(source)
+
         def declare(function: F) -> F:
-            if concurrency < 1 or (order == "total" and concurrency > 1):
-                raise UsageError(
-                    f'{_name(function)}: concurrency={concurrency} with order="{order}"; total order runs one at a time'
-                )
+            called = _called(function)
             if not isinstance(state, States | None):
                 raise UsageError(f"{_name(function)}: state= takes RocksDB(path), or nothing: then it is in the store")
-            arguments = count_arguments(function, "(event, ctx)")
+            arguments = count_arguments(called, "(event, ctx)")
             self._declare(
                 Subscription(
-                    name or _name(function), "handler", _guarded(source, function), self._read(source, order),
+                    name or _name(function), "handler", _guarded(source, called), self._read(source, order),
                     self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
-                    concurrency=concurrency, timeout=None if timeout is None else duration(timeout),
+                    concurrency=_concurrency(concurrency, order, function), timeout=_timeout(timeout, function),
                     on_error=on_error, arguments=arguments, state=state,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
@@ -258,6 +261,8 @@ class Declarations:
         known = self.subscriptions.get(subscription.name)
         if known is not None and inspect.unwrap(known.function) is not inspect.unwrap(subscription.function):
             raise UsageError(f"two functions are called {subscription.name!r}: give one of them name=")
+        if known is not None and _place(known) != _place(subscription):
+            raise UsageError(f"{subscription.name!r} is declared twice, and not as the same: give one of them name=")
         if subscription.order not in ("key", "none", "total"):
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
         if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
@@ -266,12 +271,16 @@ class Declarations:
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)
 
+    def _check_source(self, source: Any) -> None:
+        if not isinstance(source, Log | Source):
+            raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
+
     def _read(self, source: Any, order: Order) -> str:
         """The log to read; where the messages of a broker land is decided here, and that somebody has to fetch them."""
         if isinstance(source, Log):
             return source.name
-        if not isinstance(source, Source):
-            raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
+        self._check_source(source)
+        assert isinstance(source, Source)
         source.check_order(order)
         known = self.subscriptions.get(source.log)
         if known is None:
@@ -292,6 +301,36 @@ class Declarations:
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs when it is called: an object may have a coroutine for that."""
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return call if inspect.ismethod(call) and inspect.iscoroutinefunction(call) else function
+
+
+def _place(subscription: Subscription) -> tuple[object, ...]:
+    return subscription.kind, subscription.source, subscription.types
+
+
+def _concurrency(count: int, order: Order, function: Callable[..., Any]) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{_name(function)}: concurrency={count!r}; give a number from 1 up")
+    if order == "total" and count > 1:
+        raise UsageError(f'{_name(function)}: concurrency={count} with order="total"; total order runs one at a time')
+    return count
+
+
+def _timeout(given: str | float | None, function: Callable[..., Any]) -> float | None:
+    if given is None:
+        return None
+    try:
+        seconds = duration(given)
+    except ValueError as error:
+        raise UsageError(f"{_name(function)}: timeout: {error}") from None
+    if not seconds:
+        raise UsageError(f"{_name(function)}: timeout: 0 leaves no time; leave it out for no limit")
+    return seconds
 
 
 def _guarded(source: Any, function: Callable[..., Any], *, batch: bool = False) -> Callable[..., Any]:
@@ -325,7 +364,7 @@ def _breaker(given: Any) -> Rule | None:
 
 def _policy(retry: RetryGiven, conflicts: Conflicts | None, letters: Rules | None) -> Policy:
     given: tuple[Any, ...] = (Retry(),) if retry is None else tuple(retry) if isinstance(retry, Iterable) else (retry,)
-    if not all(isinstance(rule, Retry) for rule in given):
+    if not given or not all(isinstance(rule, Retry) for rule in given):
         raise UsageError("retry= takes retry(…) or a list of them")
     if not isinstance(conflicts, Conflicts | None) or not isinstance(letters, Rules | None):
         raise UsageError("conflicts= takes conflicts(…), letters= takes rules(…)")

@@ -8,11 +8,21 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import PurePath
-from types import TracebackType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Protocol
 
 from redrive.context import Ctx, Effects, Escalate, Tx
-from redrive.errors import BadKey, EventError, Ignore, Reject, RetryLater, Undecodable, Verdict, VersionConflict
+from redrive.errors import (
+    BadKey,
+    EventError,
+    Ignore,
+    Reject,
+    RetryLater,
+    Undecodable,
+    UsageError,
+    Verdict,
+    VersionConflict,
+)
 from redrive.event import Event
 from redrive.policy import outcome as out
 from redrive.policy.fingerprint import fingerprint
@@ -166,10 +176,23 @@ def overran(seconds: float) -> Outcome:
     return out.Failed(error, describe(error))
 
 
+def check_done(result: Any) -> None:
+    """A function that returned has done its work, unless it returned what would do it and what nobody runs."""
+    if isinstance(result, GeneratorType | AsyncGeneratorType) or hasattr(type(result), "__await__"):
+        if isinstance(result, CoroutineType | GeneratorType):
+            result.close()  # or Python would warn, in the wrong place
+        raise UsageError(
+            f"the function returned a {type(result).__name__} that nobody runs: is there an `await` missing, "
+            "or a decorator that does not know of coroutines?"
+        )
+
+
 def attempt(function: Callable[..., Any], *arguments: Any) -> BaseException | None:
     """Call a user's function; what it raised, or None."""
     try:
-        function(*arguments)
+        result = function(*arguments)
+        if result is not None:
+            check_done(result)
     except Escalate:  # ours: the transaction must begin again
         raise
     except BaseException as error:
@@ -256,7 +279,9 @@ async def attempt_works(function: Callable[..., Any], works: Iterable[Attempted 
             await asyncio.sleep(0)
             continue
         try:
-            await function(work.event, work.ctx)
+            result = await function(work.event, work.ctx)
+            if result is not None:
+                check_done(result)
         except BaseException as error:
             work.error = error
 

@@ -169,9 +169,9 @@ class TaskStaff(Staff):
         self._tasks.discard(me)  # now: who hears that we are done may need another at once
         self._call()
 
-    async def _inline(self, event: Any, ctx: Any) -> None:
+    async def _inline(self, event: Any, ctx: Any) -> Any:
         """A plain function on the event loop: where there are no threads."""
-        self._function(event, ctx)
+        return self._function(event, ctx)
 
     def _begin_waiting(self) -> None:
         self._set_alarm()
