@@ -183,6 +183,7 @@ class Ctx:
         "_withdrawn",
         "attempt",
         "event",
+        "is_over",
         "key",
         "touched",
     )
@@ -197,6 +198,7 @@ class Ctx:
         self._dead = False
         self._withdrawn = 0
         self.touched = False  # was anything asked for?
+        self.is_over = False  # the function has returned: whatever is asked for now, nobody would do
 
     @property
     def idempotency_key(self) -> str:
@@ -307,6 +309,8 @@ class Ctx:
     def _check_alive(self) -> None:
         if self._dead:
             raise UsageError("this ctx is dead: the function overran its timeout and its result no longer counts")
+        if self.is_over:
+            raise UsageError("this ctx is over: the function has returned; it must wait for what it starts")
 
 
 class Effects(msgspec.Struct, frozen=True):
