@@ -178,12 +178,12 @@ class Ctx:
         "_emissions",
         "_loaded",
         "_office",
+        "_over",
         "_state",
         "_statements",
         "_withdrawn",
         "attempt",
         "event",
-        "is_over",
         "key",
         "touched",
     )
@@ -198,7 +198,7 @@ class Ctx:
         self._dead = False
         self._withdrawn = 0
         self.touched = False  # was anything asked for?
-        self.is_over = False  # the function has returned: whatever is asked for now, nobody would do
+        self._over = False  # the function has returned: whatever is asked for now, nobody would do
 
     @property
     def idempotency_key(self) -> str:
@@ -309,7 +309,7 @@ class Ctx:
     def _check_alive(self) -> None:
         if self._dead:
             raise UsageError("this ctx is dead: the function overran its timeout and its result no longer counts")
-        if self.is_over:
+        if self._over:
             raise UsageError("this ctx is over: the function has returned; it must wait for what it starts")
 
 

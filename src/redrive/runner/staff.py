@@ -115,7 +115,7 @@ class Staff:
             else:
                 ctx = prepare(work)
             yield work
-            ctx.is_over = True
+            ctx._over = True
             if work.error is None and not ctx.touched and not work.timed_out:  # once more
                 work.ctx, work.outcome = None, out.APPLIED
             else:
