@@ -207,6 +207,7 @@ class Runtime:
             store, self._store = self._store, None
         if store is not None:
             store.close()
+        self.signals.close()
 
     # ------------------------------------------------------------ waking
 

@@ -165,6 +165,44 @@ def test_a_listener_that_is_too_slow_loses_signals_and_they_are_counted() -> Non
         assert changed.wait_for(lambda: len(heard) + signals.dropped == sig.QUEUE_MAX + 50, timeout=30)
 
 
+def test_an_app_that_is_closed_leaves_no_thread_behind_and_all_was_heard(tmp_path: Path) -> None:
+    """Each app that had told something left one that waited for ever."""
+    heard: list[int] = []
+    before = set(threading.enumerate())
+    app = App(str(tmp_path / "shop.db"))
+    app.listen(lambda batch: heard.extend(one.position for one in batch if isinstance(one, sig.Appended)))
+    for _ in range(2):  # whoever uses it again is told again
+        for _ in range(20):
+            app.log("orders").append("fine", 1)
+        app.close()
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in left), left
+    assert heard == list(range(1, 41))
+
+
+def test_who_is_slow_to_end_is_not_overtaken_by_the_next() -> None:
+    signals, release = sig.Signals(), threading.Event()
+    heard: list[int] = []
+    changed = threading.Condition()
+
+    def slow(batch: Any) -> None:
+        release.wait(30)
+        with changed:
+            heard.extend(one.position for one in batch)
+            changed.notify()
+
+    signals.listen(slow)
+    for number in range(3):
+        signals.tell([sig.Appended("orders", 1, number)])
+        signals.close()
+    release.set()
+    with changed:
+        assert changed.wait_for(lambda: len(heard) == 3, timeout=30)
+    assert heard == [0, 1, 2]
+
+
 def test_a_failure_is_a_json_line_without_its_payload(app: App, harness: Harness) -> None:
     out = io.StringIO()
     handler = logging.StreamHandler(out)

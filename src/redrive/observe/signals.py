@@ -6,6 +6,7 @@ loses signals (counted), never an event. No signal carries a payload.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -284,6 +285,7 @@ ALL: tuple[type[Signal], ...] = (
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]
+Told = queue.Queue[Callable[[], Any] | None]
 
 
 class Choosy:
@@ -299,8 +301,10 @@ class Signals:
 
     def __init__(self, *, inline: bool = False) -> None:
         self._listeners: list[Listener] = []
-        self._queue: queue.Queue[Callable[[], Any] | None] = queue.Queue(QUEUE_MAX)
+        self._queue: Told = queue.Queue(QUEUE_MAX)
         self._thread: threading.Thread | None = None
+        self._is_closed = False  # the thread ends when it comes to that
+        self._lock = threading.Lock()
         self._inline = inline
         self.dropped = 0
 
@@ -328,9 +332,8 @@ class Signals:
         if self._inline:
             _quietly(function, arguments)
             return
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._loop, name="redrive-signals", daemon=True)
-            self._thread.start()
+        if not self._has_thread:
+            self._begin()
         try:
             self._queue.put_nowait(lambda: _quietly(function, arguments))
         except queue.Full:
@@ -344,7 +347,7 @@ class Signals:
 
     def flush(self, timeout: float) -> None:
         """Wait until what was told has been heard, at most so long."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._has_thread:
             heard = threading.Event()
             try:
                 self._queue.put_nowait(heard.set)
@@ -352,9 +355,35 @@ class Signals:
                 return
             heard.wait(timeout)
 
-    def _loop(self) -> None:
-        while (run := self._queue.get()) is not None:
-            run()
+    def close(self) -> None:
+        """The thread ends when all that was told has been heard; whoever tells more gets another, in its turn."""
+        with self._lock:
+            if self._has_thread:
+                with contextlib.suppress(queue.Full):  # a listener is slow, or hangs: its thread goes on
+                    self._queue.put_nowait(None)
+                    self._is_closed = True
+
+    @property
+    def _has_thread(self) -> bool:
+        """Is there one that hears what is told from now on?"""
+        return self._thread is not None and not self._is_closed and self._thread.is_alive()
+
+    def _begin(self) -> None:
+        """A thread, and what it is told; the one before it may still be busy with what it was told."""
+        with self._lock:
+            if self._has_thread:  # another was faster
+                return
+            former, self._queue, self._is_closed = self._thread, queue.Queue(QUEUE_MAX), False
+            hear = threading.Thread(target=_hear, args=(self._queue, former), name="redrive-signals", daemon=True)
+            hear.start()
+            self._thread = hear
+
+
+def _hear(told: Told, former: threading.Thread | None) -> None:
+    if former is not None:
+        former.join()
+    while (run := told.get()) is not None:
+        run()
 
 
 def _quietly(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
