@@ -10,6 +10,7 @@ import importlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from redrive.clock import Env
@@ -59,7 +60,7 @@ class App(Declarations):
 
     def __init__(
         self,
-        store: str | None = None,
+        store: str | PathLike[str] | None = None,
         *,
         name: str = "app",
         include: Sequence[str] = (),

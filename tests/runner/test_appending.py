@@ -346,6 +346,20 @@ def test_an_app_without_a_store_says_how_to_name_one(monkeypatch: pytest.MonkeyP
     assert (tmp_path / "from-environment.db").exists()
 
 
+@pytest.mark.parametrize("name", [":memory:", "sqlite:///", "sqlite://", "sqlite:///:memory:"])
+def test_a_store_in_memory_would_keep_nothing_and_is_refused(name: str) -> None:
+    """A variable that is empty makes such a name: REDRIVE_STORE=sqlite:///$FILE."""
+    with pytest.raises(UsageError, match="in memory"):
+        App(name).log("orders").append("order.placed")
+
+
+def test_a_store_may_be_named_by_a_path(tmp_path: Path) -> None:
+    app = App(tmp_path / "shop.db")
+    assert app.log("orders").append("order.placed").position == 1
+    app.close()
+    assert (tmp_path / "shop.db").exists()
+
+
 def test_declaring_does_no_io(tmp_path: Path) -> None:
     app = App(str(tmp_path / "no" / "such" / "folder" / "shop.db"))
     app.projection(app.log("orders"))(lambda event, tx: None)

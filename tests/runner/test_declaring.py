@@ -29,7 +29,9 @@ async def async_generator(event: Any, ctx: Any) -> Any:
     yield event
 
 
-@pytest.mark.parametrize("function", [generator, async_generator, functools.partial(generator)], ids=str)
+@pytest.mark.parametrize(
+    "function", [generator, async_generator, functools.partial(generator)], ids=["def", "async", "partial"]
+)
 def test_a_generator_would_never_run(app: App, function: Any) -> None:
     with pytest.raises(UsageError, match="yield"):
         app.on(app.log("orders"), name="charge")(function)
