@@ -267,6 +267,8 @@ class Declarations:
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
         if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
             raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
+        if inspect.iscoroutinefunction(subscription.key_by):
+            raise UsageError(f"{subscription.name}: key_by is a plain def (event), or the name of a field")
         check_state(subscription)
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)

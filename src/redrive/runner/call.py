@@ -301,6 +301,8 @@ def find_key(key_of: Callable[[Event[Any]], str | None], event: Event[Any]) -> t
         return None, out.Unreadable(describe(error))
     except BadKey as error:
         return None, out.Unkeyed(describe(error))
-    except Exception as error:
+    except KeyboardInterrupt:  # of whoever sits at the keyboard
+        raise
+    except BaseException as error:
         bad = BadKey(f"key_by raised {type(error).__name__}: {_text(error, 200)}")
         return None, out.Unkeyed(describe(bad.with_traceback(error.__traceback__)))
