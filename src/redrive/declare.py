@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from redrive.errors import UsageError
-from redrive.event import check_type
+from redrive.event import check_log, check_type
 from redrive.mirrors.port import LETTERS, Mirror
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
@@ -62,7 +62,7 @@ class Declarations:
 
         `retention="90d"`: workers delete events that are older and that no subscription needs, see `redrive prune`.
         """
-        check_type(name)
+        check_log(name)
         if intake is None and (keep is not None or bypass is not None):
             raise UsageError(f'log {name!r}: keep= and bypass= go with a limit: add intake="1000/s"')
         log = self._logs.setdefault(name, Log(self.runtime, name))
@@ -93,8 +93,12 @@ class Declarations:
     ) -> Callable[[F], F]:
         """A function `(event, tx)` that touches only the database: it runs inside the transaction, in batches."""
 
+        self._check_source(source)
+        if isinstance(tables, str):
+            raise UsageError(f"tables= takes a list of names, or what is in each: tables=[{tables!r}]")
+
         def declare(function: F) -> F:
-            if inspect.iscoroutinefunction(function):
+            if inspect.iscoroutinefunction(_called(function)):
                 raise UsageError(
                     f"{_name(function)} is async; a projection is a plain def: it runs inside a transaction"
                 )
@@ -136,16 +140,19 @@ class Declarations:
     ) -> Callable[[F], F]:
         """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
 
+        self._check_source(source)
+
         def declare(function: F) -> F:
+            called = _called(function)
             if not isinstance(state, States | None):
                 raise UsageError(f"{_name(function)}: state= takes RocksDB(path), or nothing: then it is in the store")
-            arguments = count_arguments(function, "(event, ctx)")
+            arguments = count_arguments(called, "(event, ctx)")
             self._declare(
                 Subscription(
-                    name or _name(function), "handler", _guarded(source, function), self._read(source, order),
+                    name or _name(function), "handler", _guarded(source, called), self._read(source, order),
                     self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
                     concurrency=_concurrency(name or _name(function), concurrency, order),
-                    timeout=None if timeout is None else duration(timeout),
+                    timeout=_timeout(timeout, function),
                     on_error=on_error, arguments=arguments, state=state,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
@@ -261,20 +268,28 @@ class Declarations:
         known = self.subscriptions.get(subscription.name)
         if known is not None and inspect.unwrap(known.function) is not inspect.unwrap(subscription.function):
             raise UsageError(f"two functions are called {subscription.name!r}: give one of them name=")
+        if known is not None and _place(known) != _place(subscription):
+            raise UsageError(f"{subscription.name!r} is declared twice, and not as the same: give one of them name=")
         if subscription.order not in ("key", "none", "total"):
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
         if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
             raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
+        if inspect.iscoroutinefunction(subscription.key_by):
+            raise UsageError(f"{subscription.name}: key_by is a plain def (event), or the name of a field")
         check_state(subscription)
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)
+
+    def _check_source(self, source: Any) -> None:
+        if not isinstance(source, Log | Source):
+            raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
 
     def _read(self, source: Any, order: Order) -> str:
         """The log to read; where the messages of a broker land is decided here, and that somebody has to fetch them."""
         if isinstance(source, Log):
             return source.name
-        if not isinstance(source, Source):
-            raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
+        self._check_source(source)
+        assert isinstance(source, Source)
         source.check_order(order)
         known = self.subscriptions.get(source.log)
         if known is None:
@@ -295,6 +310,28 @@ class Declarations:
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs when it is called: an object may have a coroutine for that."""
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return call if inspect.ismethod(call) and inspect.iscoroutinefunction(call) else function
+
+
+def _place(subscription: Subscription) -> tuple[object, ...]:
+    return subscription.kind, subscription.source, subscription.types
+
+
+def _timeout(given: str | float | None, function: Callable[..., Any]) -> float | None:
+    if given is None:
+        return None
+    try:
+        seconds = duration(given)
+    except ValueError as error:
+        raise UsageError(f"{_name(function)}: timeout: {error}") from None
+    if not seconds:
+        raise UsageError(f"{_name(function)}: timeout: 0 leaves no time; leave it out for no limit")
+    return seconds
 
 
 def _guarded(source: Any, function: Callable[..., Any], *, batch: bool = False) -> Callable[..., Any]:
@@ -341,7 +378,7 @@ def _breaker(given: Any) -> Rule | None:
 
 def _policy(retry: RetryGiven, conflicts: Conflicts | None, letters: Rules | None) -> Policy:
     given: tuple[Any, ...] = (Retry(),) if retry is None else tuple(retry) if isinstance(retry, Iterable) else (retry,)
-    if not all(isinstance(rule, Retry) for rule in given):
+    if not given or not all(isinstance(rule, Retry) for rule in given):
         raise UsageError("retry= takes retry(…) or a list of them")
     if not isinstance(conflicts, Conflicts | None) or not isinstance(letters, Rules | None):
         raise UsageError("conflicts= takes conflicts(…), letters= takes rules(…)")
