@@ -1,7 +1,8 @@
 """Deliveries: to a local HTTP server beside the loop one would write by hand, and as lines to a file and to stdout.
 
 The loop by hand has the same client with the same settings, ten tasks and a list of requests that were made before the
-clock started: the same bodies, the same headers. It reads no log, remembers nothing and tries nothing again.
+clock started: the same bodies, the same headers. It reads no log, remembers nothing and tries nothing again. It asks
+aiohttp's session, as one would; we do without what the session does for each request, see `redrive.sinks.pool`.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ DRIVERS = {
     "kafka/sending.py": {"confluent_kafka"},
     "kafka/trouble.py": {"confluent_kafka"},
     "redis/letters.py": {"redis"},
-    "sinks/pool.py": {"aiohttp", "yarl"},
+    "sinks/pool.py": {"aiohttp", "multidict", "yarl"},
     "integrations/celery.py": {"celery"},
     "integrations/rq.py": {"rq"},
     "integrations/dramatiq.py": {"dramatiq"},

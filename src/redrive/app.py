@@ -10,6 +10,7 @@ import importlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from redrive.clock import Env
@@ -41,11 +42,12 @@ if TYPE_CHECKING:
 class AppTx(Tx):
     """The transaction of `app.transaction()`: events given to it are appended when it commits."""
 
-    __slots__ = ("pending", "store_tx")
+    __slots__ = ("is_over", "pending", "runtime", "store_tx")
 
-    def __init__(self, tx: StoreTx) -> None:
+    def __init__(self, tx: StoreTx, runtime: Runtime) -> None:
         super().__init__(tx)
-        self.store_tx = tx
+        self.store_tx, self.runtime = tx, runtime
+        self.is_over = False
         self.pending: list[tuple[str, NewEvent]] = []
 
 
@@ -58,7 +60,7 @@ class App(Declarations):
 
     def __init__(
         self,
-        store: str | None = None,
+        store: str | PathLike[str] | None = None,
         *,
         name: str = "app",
         include: Sequence[str] = (),
@@ -80,12 +82,12 @@ class App(Declarations):
     def transaction(self) -> Iterator[Tx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
         with _refused_in_the_drivers_words(), self.runtime.store.transaction() as tx:
-            user = AppTx(tx)
+            user = AppTx(tx, self.runtime)
             self.runtime.transacting = _current_task()
             try:
                 yield user
             finally:
-                self.runtime.transacting = None
+                self.runtime.transacting, user.is_over = None, True
             rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
         by_log: dict[str, list[Row]] = {}
         for (log, _), row in zip(user.pending, rows, strict=True):

@@ -81,6 +81,7 @@ _to_json = msgspec.json.Encoder(enc_hook=_plain).encode
 from_json = msgspec.json.Decoder().decode
 _from_lines = msgspec.json.Decoder().decode_lines
 to_json = msgspec.json.Encoder().encode
+_sorted = msgspec.json.Encoder(order="sorted").encode
 # The second, binary encoding is thrown away: it fails or shows where JSON would quietly change the data. It costs
 # less than half a microsecond, which a walk over the tree in Python does not.
 _probe = msgspec.msgpack.Encoder(enc_hook=_plain).encode
@@ -118,6 +119,16 @@ def decode_json(raw: bytes) -> Any:
         return from_json(raw)
     except (*NOT_JSON, RecursionError) as error:
         raise Undecodable(not_json(error, raw)) from None
+
+
+def is_same_json(one: bytes, other: bytes) -> bool:
+    """Do they say the same, however the names are ordered and whatever stands between them?"""
+    if one == other:
+        return True
+    try:
+        return _sorted(from_json(one)) == _sorted(from_json(other))
+    except (*NOT_JSON, RecursionError):  # what a broker gave may be anything
+        return False
 
 
 def not_json(error: Exception, raw: bytes) -> str:

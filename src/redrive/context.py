@@ -42,14 +42,19 @@ class Escalate(BaseException):
 
 
 class Opened(Protocol):
-    """What a Tx shows of the store's transaction."""
+    """What a Tx shows of the store's transaction, and of whatever stands in for it."""
 
     @property
     def connection(self) -> Any: ...
     @property
-    def execute(self) -> Callable[..., Any]: ...
+    def execute(self) -> Callable[..., Any]:
+        """Run a user's statement: `:name` or `?` parameters, a cursor as its result."""
+        ...
+
     @property
-    def executemany(self) -> Callable[..., Any]: ...
+    def executemany(self) -> Callable[..., Any]:
+        """The same once for each set of parameters."""
+        ...
 
 
 class Tx:
@@ -178,6 +183,7 @@ class Ctx:
         "_emissions",
         "_loaded",
         "_office",
+        "_over",
         "_state",
         "_statements",
         "_withdrawn",
@@ -197,6 +203,7 @@ class Ctx:
         self._dead = False
         self._withdrawn = 0
         self.touched = False  # was anything asked for?
+        self._over = False  # the function has returned: whatever is asked for now, nobody would do
 
     @property
     def idempotency_key(self) -> str:
@@ -307,6 +314,8 @@ class Ctx:
     def _check_alive(self) -> None:
         if self._dead:
             raise UsageError("this ctx is dead: the function overran its timeout and its result no longer counts")
+        if self._over:
+            raise UsageError("this ctx is over: the function has returned; it must wait for what it starts")
 
 
 class Effects(msgspec.Struct, frozen=True):

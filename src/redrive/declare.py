@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from redrive.errors import UsageError
-from redrive.event import check_type
+from redrive.event import check_log, check_type
 from redrive.mirrors.port import LETTERS, Mirror
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
@@ -33,6 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 RetryGiven = Retry | Sequence[Retry] | None
 Tables = Mapping[str, str] | Iterable[str]
 DEFAULT_BREAKER = Rule()
+COURIERS = 10  # calls of a sink side by side, where nothing is said: they wait for an answer most of the time
 OUTBOX_KEEP = "7d"  # what was delivered: long enough to see what was said last week
 
 
@@ -61,7 +62,7 @@ class Declarations:
 
         `retention="90d"`: workers delete events that are older and that no subscription needs, see `redrive prune`.
         """
-        check_type(name)
+        check_log(name)
         if intake is None and (keep is not None or bypass is not None):
             raise UsageError(f'log {name!r}: keep= and bypass= go with a limit: add intake="1000/s"')
         log = self._logs.setdefault(name, Log(self.runtime, name))
@@ -92,8 +93,12 @@ class Declarations:
     ) -> Callable[[F], F]:
         """A function `(event, tx)` that touches only the database: it runs inside the transaction, in batches."""
 
+        self._check_source(source)
+        if isinstance(tables, str):
+            raise UsageError(f"tables= takes a list of names, or what is in each: tables=[{tables!r}]")
+
         def declare(function: F) -> F:
-            if inspect.iscoroutinefunction(function):
+            if inspect.iscoroutinefunction(_called(function)):
                 raise UsageError(
                     f"{_name(function)} is async; a projection is a plain def: it runs inside a transaction"
                 )
@@ -135,19 +140,19 @@ class Declarations:
     ) -> Callable[[F], F]:
         """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
 
+        self._check_source(source)
+
         def declare(function: F) -> F:
-            if concurrency < 1 or (order == "total" and concurrency > 1):
-                raise UsageError(
-                    f'{_name(function)}: concurrency={concurrency} with order="{order}"; total order runs one at a time'
-                )
+            called = _called(function)
             if not isinstance(state, States | None):
                 raise UsageError(f"{_name(function)}: state= takes RocksDB(path), or nothing: then it is in the store")
-            arguments = count_arguments(function, "(event, ctx)")
+            arguments = count_arguments(called, "(event, ctx)")
             self._declare(
                 Subscription(
-                    name or _name(function), "handler", _guarded(source, function), self._read(source, order),
+                    name or _name(function), "handler", _guarded(source, called), self._read(source, order),
                     self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
-                    concurrency=concurrency, timeout=None if timeout is None else duration(timeout),
+                    concurrency=_concurrency(name or _name(function), concurrency, order),
+                    timeout=_timeout(timeout, function),
                     on_error=on_error, arguments=arguments, state=state,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
@@ -169,7 +174,7 @@ class Declarations:
         retry: RetryGiven = None,
         letters: Rules | None = None,
         replay: AutoReplay | None = None,
-        concurrency: int = 10,
+        concurrency: int | None = None,
         timeout: str | float | None = "30s",
         breaker: Rule | None = DEFAULT_BREAKER,
         limit: str | None = None,
@@ -177,7 +182,10 @@ class Declarations:
         partitions: int = 1,
     ) -> None:
         """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
-        for target in [to] if isinstance(to, Sink | Source) else to:
+        targets = [to] if isinstance(to, Sink | Source) else list(to)
+        if not targets:
+            raise UsageError("deliver: to= is empty, nothing would go anywhere; name a sink: webhook(url, name=…)")
+        for target in targets:
             log = self._read(source, order)
             sink = target.sink(f"{log}:{target.outbox}") if isinstance(target, Source) else target
             if not isinstance(sink, Sink):
@@ -187,7 +195,7 @@ class Declarations:
             self._declare(
                 Subscription(
                     sink.name, "delivery", sink.send, sink.log, self._types(types), order, key_by, start,
-                    _policy(retry, None, letters), concurrency=1 if order == "total" else concurrency,
+                    _policy(retry, None, letters), concurrency=_concurrency(sink.name, concurrency, order, COURIERS),
                     timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
@@ -204,7 +212,7 @@ class Declarations:
         retry: RetryGiven = None,
         letters: Rules | None = None,
         replay: AutoReplay | None = None,
-        concurrency: int = 10,
+        concurrency: int | None = None,
         timeout: str | float | None = "30s",
         breaker: Rule | None = DEFAULT_BREAKER,
         limit: str | None = None,
@@ -234,6 +242,8 @@ class Declarations:
     def mirror(self, *, to: Mirror | Iterable[Mirror], only: Iterable[str] = ()) -> None:
         """Mirror the letters elsewhere, all of them or those of some subscriptions. Each mirror is one of its own."""
         mirrors = [to] if isinstance(to, Mirror) else list(to)
+        if not mirrors:
+            raise UsageError("mirror: to= is empty; name a mirror: mirrors.files('dead', name=…)")
         if isinstance(only, str):
             raise UsageError(f"only= takes names of subscriptions: only=[{only!r}]")
         for mirror in mirrors:
@@ -258,20 +268,28 @@ class Declarations:
         known = self.subscriptions.get(subscription.name)
         if known is not None and inspect.unwrap(known.function) is not inspect.unwrap(subscription.function):
             raise UsageError(f"two functions are called {subscription.name!r}: give one of them name=")
+        if known is not None and _place(known) != _place(subscription):
+            raise UsageError(f"{subscription.name!r} is declared twice, and not as the same: give one of them name=")
         if subscription.order not in ("key", "none", "total"):
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
         if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
             raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
+        if inspect.iscoroutinefunction(subscription.key_by):
+            raise UsageError(f"{subscription.name}: key_by is a plain def (event), or the name of a field")
         check_state(subscription)
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)
+
+    def _check_source(self, source: Any) -> None:
+        if not isinstance(source, Log | Source):
+            raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
 
     def _read(self, source: Any, order: Order) -> str:
         """The log to read; where the messages of a broker land is decided here, and that somebody has to fetch them."""
         if isinstance(source, Log):
             return source.name
-        if not isinstance(source, Source):
-            raise UsageError(f"the first argument is a log, such as app.log('orders'), not {source!r}")
+        self._check_source(source)
+        assert isinstance(source, Source)
         source.check_order(order)
         known = self.subscriptions.get(source.log)
         if known is None:
@@ -294,9 +312,44 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
 
 
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs when it is called: an object may have a coroutine for that."""
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return call if inspect.ismethod(call) and inspect.iscoroutinefunction(call) else function
+
+
+def _place(subscription: Subscription) -> tuple[object, ...]:
+    return subscription.kind, subscription.source, subscription.types
+
+
+def _timeout(given: str | float | None, function: Callable[..., Any]) -> float | None:
+    if given is None:
+        return None
+    try:
+        seconds = duration(given)
+    except ValueError as error:
+        raise UsageError(f"{_name(function)}: timeout: {error}") from None
+    if not seconds:
+        raise UsageError(f"{_name(function)}: timeout: 0 leaves no time; leave it out for no limit")
+    return seconds
+
+
 def _guarded(source: Any, function: Callable[..., Any], *, batch: bool = False) -> Callable[..., Any]:
     """What a broker gives may be no event at all."""
     return function if isinstance(source, Log) else guarded(function, batch=batch)
+
+
+def _concurrency(name: str, count: int | None, order: Order, usual: int = 1) -> int:
+    if count is None:
+        return 1 if order == "total" else usual
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{name}: concurrency={count!r}; give a number from 1 on")
+    if order == "total" and count > 1:
+        raise UsageError(
+            f'{name}: concurrency={count} with order="total"; total order runs one at a time: leave concurrency out, '
+            'or say order="key"'
+        )
+    return count
 
 
 def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[..., Any]) -> int:
@@ -325,7 +378,7 @@ def _breaker(given: Any) -> Rule | None:
 
 def _policy(retry: RetryGiven, conflicts: Conflicts | None, letters: Rules | None) -> Policy:
     given: tuple[Any, ...] = (Retry(),) if retry is None else tuple(retry) if isinstance(retry, Iterable) else (retry,)
-    if not all(isinstance(rule, Retry) for rule in given):
+    if not given or not all(isinstance(rule, Retry) for rule in given):
         raise UsageError("retry= takes retry(…) or a list of them")
     if not isinstance(conflicts, Conflicts | None) or not isinstance(letters, Rules | None):
         raise UsageError("conflicts= takes conflicts(…), letters= takes rules(…)")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
 from redrive.clock import Env
 from redrive.codec import is_model
 from redrive.errors import EventError, UsageError
-from redrive.event import Due, NewEvent, check_id, check_key, check_type, encode_headers, new_id
+from redrive.event import EPOCH, Due, NewEvent, check_id, check_key, check_type, encode_headers, new_id
 from redrive.observe.tracing import traced
 from redrive.types import EventTypes
 from redrive.units import duration
 
 _checked_type = lru_cache(1_000, typed=True)(check_type)  # a program has a few dozen of them
 FIELDS = frozenset({"type", "data", "key", "id", "headers", "time", "expected_version", "after", "at"})
+_MICROSECOND = timedelta(microseconds=1)
 AHEAD_MAX = duration("3650d")  # how far ahead an event may be scheduled: what is further is a typing error
 
 
@@ -89,6 +90,8 @@ def derive(
 
 def draft_item(types: EventTypes, env: Env, item: Any) -> NewEvent:
     """One item of `append_many`: a dict with the arguments of `append`, or a typed event."""
+    if isinstance(item, str):
+        raise UsageError(f'append_many: {item!r} is no event; write {{"type": {item!r}, "data": …}}')
     if not isinstance(item, Mapping):
         return draft(types, env, item)
     unknown = set(item) - FIELDS
@@ -146,6 +149,11 @@ def _due(now: float, after: str | float | timedelta | None, at: datetime | None,
 
 
 def _microseconds(time: datetime) -> int:
+    if not isinstance(time, datetime):
+        raise EventError(f"time= takes a datetime with a time zone, not {time!r}: datetime.fromisoformat reads a text")
     if time.tzinfo is None:
         raise EventError(f"time {time.isoformat()} has no time zone: write datetime.now(UTC)")
-    return round(time.timestamp() * 1e6)
+    try:
+        return (time.astimezone(UTC) - EPOCH) // _MICROSECOND  # as a float it would lose some, in a few hundred years
+    except OverflowError:
+        raise EventError(f"time {time.isoformat()} cannot be told in UTC: its year is out of range") from None

@@ -30,7 +30,7 @@ KEY_BYTES_MAX = 512  # part of several indexes; longer keys are documents, not n
 NAME_CHARS_MAX = 200  # types and ids: they appear in every listing, metric and log line
 HEADERS_BYTES_MAX = 16_384  # what common HTTP servers take for all headers together, so that any sink can pass them on
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EMISSIONS = uuid5(NAMESPACE_URL, "urn:redrive:emission").bytes  # must never change: stored ids are made of it
 _VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # a UUID keeps two bits of this digit
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -67,7 +67,7 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, gc=False):  # 
     @property
     def time(self) -> datetime:
         """When it was appended (or when the producer says it happened): aware, in UTC."""
-        return _EPOCH + timedelta(0, 0, self.time_us)
+        return EPOCH + timedelta(0, 0, self.time_us)
 
     @property
     def due(self) -> datetime | None:
@@ -154,10 +154,10 @@ class Scheduled(Event[T_co], frozen=True, eq=False):
     @property
     def due(self) -> datetime | None:
         """When it is appended: aware, in UTC."""
-        return _EPOCH + timedelta(0, self.due_at)
+        return EPOCH + timedelta(0, self.due_at)
 
     def __repr__(self) -> str:
-        due = _EPOCH + timedelta(0, round(self.due_at, 3))
+        due = EPOCH + timedelta(0, round(self.due_at, 3))
         return (
             f"Event(due {due.isoformat()}, {self.type!r}, key={self.key!r}, id={self.id!r}, {len(self.data_raw)} bytes)"
         )
@@ -261,6 +261,14 @@ def check_type(name: str) -> str:
     return _check_word(name, "event type", "order.placed")
 
 
+def check_log(name: str) -> str:
+    """The name of a log, likewise."""
+    try:
+        return _check_word(name, "log's name", "orders")
+    except EventError as error:
+        raise UsageError(str(error)) from None
+
+
 def check_subscription(name: str) -> str:
     """The name of a subscription, likewise."""
     try:
@@ -285,6 +293,8 @@ def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:
     """Headers as stored: nothing when there are none."""
     if not headers:
         return None
+    if not isinstance(headers, Mapping):
+        raise EventError(f"headers= takes a dict of text to text, not {type(headers).__name__}")
     for name, text in headers.items():
         _check_name(name, "header name")
         if not isinstance(text, str):

@@ -30,6 +30,8 @@ from redrive.types import EventTypes
 if TYPE_CHECKING:
     import asyncio
 
+MEMORY = ":memory:"  # as SQLite says it; for the simulator
+
 
 class Working(Protocol):
     """What a supervisor shows to who watches it."""
@@ -48,7 +50,9 @@ class Working(Protocol):
 class Runtime:
     """What every part of one app shares in this process."""
 
-    def __init__(self, url: str | None, settings: Settings | None, env: Env | None, *, inline: bool) -> None:
+    def __init__(
+        self, url: str | os.PathLike[str] | None, settings: Settings | None, env: Env | None, *, inline: bool
+    ) -> None:
         self.types = EventTypes()
         self.signals = Signals(inline=inline)
         self.inline = inline
@@ -56,7 +60,8 @@ class Runtime:
         self.supervisor: Working | None = None  # while this process runs the app's subscriptions
         self.transacting: asyncio.Task[Any] | None = None  # the task that is inside app.transaction()
         self.origins: dict[str, str] | None = None  # where the settings came from; None: from the program, or unread
-        self._url, self._settings, self._env = url, settings, env
+        self._url = None if url is None else os.fspath(url)
+        self._settings, self._env = settings, env
         self._given_env = env is not None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -150,6 +155,11 @@ class Runtime:
 
     def _open(self, address: str) -> Store:
         settings = self.settings
+        if address == MEMORY and not self.inline:
+            raise UsageError(
+                f"the store {self.settings.store or self._url!r} is in memory and would keep nothing: name a file. "
+                "In a test, a Harness makes one"
+            )
         if not is_postgres(address):
             return SqliteStore(
                 address,
@@ -298,7 +308,7 @@ def store_path(url: str | None) -> str:
     if not separator:
         return url
     if scheme == "sqlite":
-        return rest.removeprefix("/") or ":memory:"
+        return rest.removeprefix("/") or MEMORY
     if scheme in POSTGRES:
         raise UsageError("this needs a store in a file: a path, or sqlite:///path")
     raise UsageError(f"store {scheme}://…: this version knows a path, sqlite:///path and postgresql://…")

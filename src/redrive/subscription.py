@@ -189,6 +189,8 @@ def check_state(mine: Subscription) -> None:
 def count_arguments(function: Callable[..., Any], shape: str) -> int:
     """How many of the (event, …) arguments the function takes; a wrong signature is an error at import."""
     name = getattr(function, "__name__", repr(function))
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(f"{name} has a `yield` in it, so that calling it does nothing; write def {name}{shape}")
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

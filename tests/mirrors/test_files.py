@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redrive import UsageError, mirrors
+from redrive import App, UsageError, mirrors
 from redrive.mirrors.files import LetterFiles, paths
 from redrive.testing.crashing import Crashed
 from redrive.testing.failpoints import failpoint
@@ -91,6 +91,11 @@ def test_a_mirror_may_follow_some_subscriptions_only(shops: Any, tmp_path: Path)
     assert [letter.subscription for letter in shop.harness.letters()] == ["charge", "audit"]
     assert [one.subscription for one in mirrors.read(tmp_path)] == ["audit"]
     assert shop.lag("dead-files") == 0
+
+
+def test_a_mirror_to_nowhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="to= is empty"):
+        App(str(tmp_path / "shop.db")).mirror(to=[])
 
 
 def test_who_is_named_by_only_must_be_there(shops: Any, tmp_path: Path) -> None:

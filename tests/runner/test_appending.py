@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -56,6 +58,9 @@ def test_an_event_comes_back_with_its_position_version_id_and_time(app: App, har
         ({"headers": {"a": "x" * 20_000}}, "the limit is 16,384"),
         ({"key": "a", "expected_version": -1}, "expected_version"),
         ({"time": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001
+        ({"time": "2026-01-01T00:00:00Z"}, "takes a datetime"),
+        ({"time": datetime.max.replace(tzinfo=timezone(-timedelta(hours=1)))}, "cannot be told in UTC"),
+        ({"headers": [("a", "b")]}, "headers"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_at_append(app: App, harness: Harness, arguments: Any, says: str) -> None:
@@ -71,11 +76,25 @@ def test_the_limits_themselves_are_allowed(app: App, harness: Harness) -> None:
     assert [len(event.raw) for event in app.log("orders").read()] == [1_048_576, 201]
 
 
+@pytest.mark.parametrize("time", [datetime.max.replace(tzinfo=UTC), datetime(2999, 1, 1, 0, 0, 0, 1, tzinfo=UTC)])
+def test_a_time_comes_back_to_the_microsecond(app: App, harness: Harness, time: datetime) -> None:
+    assert harness.append("orders", "order.placed", time=time).time == time
+
+
 def test_a_repeated_id_with_the_same_content_is_the_same_event(app: App, harness: Harness) -> None:
     first = harness.append("orders", "order.placed", {"cents": 1}, key="a", id="order-1")
     again = harness.append("orders", "order.placed", {"cents": 1}, key="a", id="order-1")
     assert (again, again.version) == (first, 1)
     assert len(list(app.log("orders").read())) == 1
+
+
+def test_the_same_content_may_be_written_in_another_way(app: App, harness: Harness) -> None:
+    first = harness.append("orders", "order.placed", {"cents": 1, "of": {"a": 1, "b": [2]}}, id="order-1")
+    for again in ({"of": {"b": [2], "a": 1}, "cents": 1}, msgspec.Raw(b'{ "cents": 1, "of": {"b": [2], "a": 1}}')):
+        assert harness.append("orders", "order.placed", again, id="order-1") == first
+    for other in ({"cents": 1.0, "of": {"a": 1, "b": [2]}}, {"cents": True, "of": {"a": 1, "b": [2]}}):
+        with pytest.raises(IdConflict):
+            harness.append("orders", "order.placed", other, id="order-1")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +138,14 @@ def test_many_are_appended_in_order(app: App, harness: Harness) -> None:
     assert app.log("orders").append_many([]) == []
 
 
+def test_one_event_is_no_list_of_events(app: App, harness: Harness) -> None:
+    """Its names would be event types."""
+    for one in ({"type": "order.placed", "data": 1}, "order.placed"):
+        with pytest.raises(UsageError, match="a list"):
+            app.log("orders").append_many(one)
+    assert list(app.log("orders").read()) == []
+
+
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
@@ -128,6 +155,7 @@ def test_many_are_appended_in_order(app: App, harness: Harness) -> None:
         ({"data": 1}, EventError),
         ({"type": "order.placed", "keys": "a"}, EventError),
         (7, UsageError),
+        ("order.placed", UsageError),
     ],
 )
 def test_many_are_appended_all_or_none(app: App, harness: Harness, bad: Any, error: Any) -> None:
@@ -181,6 +209,36 @@ def test_a_version_conflict_at_commit_takes_the_business_write_back(app: App, ha
     with pytest.raises(VersionConflict):
         conflict()
     assert harness.query("SELECT * FROM mine") == []
+
+
+def test_a_transaction_that_is_over_takes_no_more_events(app: App, harness: Harness) -> None:
+    """Nobody would append them any more."""
+    orders = app.log("orders")
+    with app.transaction() as committed:
+        orders.append("order.placed", 1, tx=committed)
+    with suppress(LookupError), app.transaction() as failed:
+        raise LookupError
+    for tx in (committed, failed):
+        with pytest.raises(UsageError, match="is over"):
+            orders.append("order.placed", 2, tx=tx)
+        with pytest.raises(UsageError, match="is over"):
+            orders.append_many([{"type": "order.placed"}], tx=tx)
+        with pytest.raises(UsageError, match="is over"):
+            orders.cancel("reminder", tx=tx)
+    assert [event.data for event in orders.read()] == [1]
+
+
+def test_a_transaction_of_another_store_is_no_place_for_an_event(tmp_path: Path) -> None:
+    """It would be in a log of that name over there, where nobody looks for it."""
+    here, there, same = App(str(tmp_path / "a.db")), App(str(tmp_path / "b.db")), App(f"sqlite:///{tmp_path}/./a.db")
+    with there.transaction() as tx, pytest.raises(UsageError, match=r"a transaction of .*b\.db.* is in .*a\.db"):
+        here.log("orders").append("order.placed", tx=tx)
+    with same.transaction() as tx:
+        here.log("orders").append("order.placed", 1, tx=tx)
+    assert [event.data for event in here.log("orders").read()] == [1]
+    assert list(there.log("orders").read()) == []
+    for app in (here, there, same):
+        app.close()
 
 
 def test_an_append_beside_an_open_transaction_of_the_same_thread_is_refused(app: App, harness: Harness) -> None:
@@ -270,6 +328,12 @@ def test_append_async_in_the_transaction_of_the_same_coroutine_is_refused(tmp_pa
     app.close()
 
 
+@pytest.mark.parametrize("name", ["", "two words", 7])
+def test_a_log_needs_a_name(app: App, name: Any) -> None:
+    with pytest.raises(UsageError, match="log's name"):
+        app.log(name)
+
+
 def test_an_app_without_a_store_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REDRIVE_STORE", raising=False)
@@ -280,6 +344,20 @@ def test_an_app_without_a_store_says_how_to_name_one(monkeypatch: pytest.MonkeyP
     app.log("orders").append("order.placed")
     app.close()
     assert (tmp_path / "from-environment.db").exists()
+
+
+@pytest.mark.parametrize("name", [":memory:", "sqlite:///", "sqlite://", "sqlite:///:memory:"])
+def test_a_store_in_memory_would_keep_nothing_and_is_refused(name: str) -> None:
+    """A variable that is empty makes such a name: REDRIVE_STORE=sqlite:///$FILE."""
+    with pytest.raises(UsageError, match="in memory"):
+        App(name).log("orders").append("order.placed")
+
+
+def test_a_store_may_be_named_by_a_path(tmp_path: Path) -> None:
+    app = App(tmp_path / "shop.db")
+    assert app.log("orders").append("order.placed").position == 1
+    app.close()
+    assert (tmp_path / "shop.db").exists()
 
 
 def test_declaring_does_no_io(tmp_path: Path) -> None:

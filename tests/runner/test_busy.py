@@ -71,6 +71,18 @@ def test_a_retry_later_of_ones_own_says_nothing_of_the_other_side(harness: Harne
     assert len(crm.calls) == 10
 
 
+def test_on_error_hears_of_who_says_later_as_of_who_says_nothing(crm: Crm, backend: str | None) -> None:
+    heard: list[BaseException] = []
+    with shop(crm, backend, on_error=lambda event, error: heard.append(error)) as harness:
+        harness.append("orders", "order.placed", key="a")
+        harness.run_until_idle()
+        assert heard == [crm.error]
+        crm.error = RetryLater("30s", "a verdict of its own")
+        harness.append("orders", "order.placed", key="b")
+        harness.run_until_idle()
+    assert len(heard) == 1
+
+
 def test_the_time_that_was_said_is_kept_by_each_event(harness: Harness, crm: Crm) -> None:
     crm.error = Busy("https://crm.example.com", 429, 600.0)
     harness.append("orders", "order.placed", key="a")

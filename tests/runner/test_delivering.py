@@ -411,6 +411,22 @@ def test_what_is_no_sink_no_breaker_or_no_limit_is_refused(app: App, wrong: dict
         app.deliver(app.log("orders"), **wrong)
 
 
+def test_a_delivery_to_nowhere_is_refused(app: App) -> None:
+    with pytest.raises(UsageError, match="to= is empty"):
+        app.deliver(app.log("orders"), to=[])
+
+
+def test_total_order_refuses_to_deliver_side_by_side(app: App) -> None:
+    orders = app.log("orders")
+    with pytest.raises(UsageError, match="one at a time: leave concurrency out"):
+        app.deliver(orders, to=Shelf("crm"), order="total", concurrency=2)
+    with pytest.raises(UsageError, match="from 1 on"):
+        app.deliver(orders, to=Shelf("crm"), concurrency=0)
+    app.deliver(orders, to=[Shelf("crm"), Shelf("erp")], order="total")
+    app.deliver(orders, to=Shelf("shop"))
+    assert [app.subscriptions[name].concurrency for name in ("crm", "erp", "shop")] == [1, 1, 10]
+
+
 def test_outcomes_wait_a_moment_for_company_while_there_is_more_to_send(start: Any) -> None:
     """However often the loop is woken: a commit for each of them would take longer than the requests."""
 

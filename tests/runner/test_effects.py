@@ -59,6 +59,38 @@ def test_state_survives_a_restart_and_a_crash(app: App, harness: Harness) -> Non
     assert seen == [1, 2, 3]
 
 
+def test_what_is_asked_after_the_function_has_returned_is_refused(app: App, harness: Harness) -> None:
+    """Its event is settled by then, and nobody would do it."""
+    late: list[str] = []
+    tasks = []
+
+    async def ask_later(ctx):
+        await asyncio.sleep(1)
+        for ask in (
+            lambda: ctx.emit(app.log("out"), "late"),
+            lambda: ctx.execute("DELETE FROM nothing"),
+            lambda: ctx.cancel(app.log("out"), "reminder"),
+            lambda: ctx.state.update(late=True),
+        ):
+            with pytest.raises(UsageError, match="has returned") as caught:
+                ask()
+            late.append(str(caught.value))
+
+    @app.on(app.log("orders"), start="first")
+    async def charge(event, ctx):
+        tasks.append(asyncio.create_task(ask_later(ctx)))
+        if event.data:
+            ctx.emit(app.log("out"), "in.time")
+
+    harness.append("orders", "order.placed", True, key="a")
+    harness.append("orders", "order.placed", False, key="b")
+    harness.advance("1m")
+    for task in tasks:
+        task.result()
+    assert len(late) == 8
+    assert harness.emitted("out") == [("in.time", None)]
+
+
 def test_an_empty_state_is_deleted(app: App, harness: Harness) -> None:
     @app.on(app.log("orders"), start="first")
     def toggle(event, ctx):

@@ -329,3 +329,11 @@ def test_a_harness_leaves_the_apps_own_settings_and_store_as_they_were(tmp_path:
         assert [event.data for event in app.log("orders").read()] == ["test"]
     assert [event.data for event in app.log("orders").read()] == ["mine"]
     app.close()
+
+
+def test_run_inside_of_an_event_loop_names_serve(real: App) -> None:
+    async def scenario() -> None:
+        with pytest.raises(UsageError, match="await app"):
+            real.run(until_idle=True)
+
+    asyncio.run(scenario())

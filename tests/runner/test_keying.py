@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import redrive
-from redrive import App, no_retry
+from redrive import App, UsageError, no_retry
 from redrive.testing import Harness
 
 KINDS = pytest.mark.parametrize("kind", ["projection", "handler"])
@@ -122,3 +123,34 @@ def test_a_key_of_its_own_letter_counts_for_state_and_emissions(app: App, harnes
     harness.run_until_idle()
     assert [(event.key, event.data) for event in app.log("alerts").read()] == [("ada", 1), ("ada", 2)]
     assert harness.query("SELECT key FROM redrive_state") == [("ada",)]
+
+
+@KINDS
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_whatever_a_key_function_raises_is_kept_with_its_event(
+    app: App, harness: Harness, kind: str, error: type[BaseException]
+) -> None:
+    """Some of it is no Exception; it had stopped the subscription, and of some of that nobody heard."""
+
+    def key_by(event: Any) -> Any:
+        if event.data == 1:
+            raise error
+        return "k"
+
+    seen: list[Any] = []
+    declare(app, kind, lambda event, _: seen.append(event.data), key_by=key_by)
+    for number in range(3):
+        harness.append("logins", "login.failed", number)
+    harness.run_until_idle()
+    assert seen == [0, 2]
+    [letter] = harness.letters()
+    assert (letter.state, letter.reason) == ("dead", "bad_key")
+    assert error.__name__ in letter.error_message
+
+
+def test_a_key_function_is_no_coroutine(app: App) -> None:
+    async def key_by(event: Any) -> str:
+        return "k"
+
+    with pytest.raises(UsageError, match="key_by is a plain def"):
+        declare(app, "handler", lambda event, ctx: None, key_by=key_by)

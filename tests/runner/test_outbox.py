@@ -131,6 +131,13 @@ def test_what_nobody_would_carry_is_an_error_that_names_the_way_out(app: App, ba
         app.outbox(orders)  # type: ignore[arg-type]
 
 
+def test_an_outbox_in_total_order_refuses_to_send_side_by_side(app: App) -> None:
+    with pytest.raises(UsageError, match="one at a time: leave concurrency out"):
+        app.outbox(Board("shipped"), order="total", concurrency=2)
+    app.outbox(Board("billed"), order="total")
+    assert app.subscriptions["to:board:billed"].concurrency == 1
+
+
 def test_an_outbox_keeps_no_versions(app: App, backend: Any) -> None:
     orders, board = app.log("orders"), Board("shipped")
     outbox = app.outbox(board)

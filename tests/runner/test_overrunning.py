@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,23 @@ def test_a_coroutine_that_overruns_is_cancelled_and_counts_as_failed(app: App, h
     harness.advance("2m")
     assert trace[2] == (2, 90)
     assert harness.emitted("receipts") == [("sent", None)]
+
+
+def test_an_attempt_that_is_made_again_has_no_more_time_than_the_first(app: App, harness: Harness) -> None:
+    trace = []
+
+    @app.on(app.log("orders"), start="first", timeout="1s", retry=retry(attempts=3, wait="1m", jitter=0))
+    async def charge(event, ctx):
+        if ctx.attempt == 1:
+            raise LookupError("not yet")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            trace.append((ctx.attempt, harness.clock.monotonic()))
+
+    harness.append("orders", "order.placed", key="a")
+    harness.advance("5m")
+    assert trace == [(2, 61), (3, 122 + 60)]
 
 
 def test_a_coroutine_that_refuses_to_be_cancelled_has_overrun_all_the_same(app: App, harness: Harness) -> None:
@@ -101,6 +119,72 @@ def test_a_worker_that_was_cancelled_by_a_timeout_works_on(app: App, harness: Ha
     harness.run_until_idle()
     assert done == [0, 2, 4]
     assert len(harness.letters("dead")) == 3
+
+
+def test_a_coroutine_that_cancels_itself_has_failed_and_its_key_goes_on(app: App, harness: Harness) -> None:
+    """Libraries do that: a cancel scope that ends too late, a pool that gives up. Nobody else has asked for an end."""
+    done = []
+
+    @app.on(app.log("orders"), start="first", retry=retry(attempts=2, wait="1s", jitter=0))
+    async def charge(event, ctx):
+        if event.data == "a1" and ctx.attempt == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(1)
+        done.append((event.data, ctx.attempt))
+
+    for name in ("a1", "a2", "b1"):
+        harness.append("orders", "order.placed", name, key=name[0])
+    harness.advance("1m")
+    assert done == [("b1", 1), ("a1", 2), ("a2", 1)]
+    assert [letter.error_type for letter in harness.letters() if letter.attempts == 2] == [
+        "asyncio.exceptions.CancelledError"
+    ]
+
+
+def test_a_cancellation_that_is_still_to_come_does_not_hit_the_next_event(app: App, harness: Harness) -> None:
+    done = []
+
+    @app.on(app.log("orders"), start="first", retry=no_retry)
+    async def charge(event, ctx):
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+        if event.data == "a1":
+            task.cancel()  # and returns without having waited for anything
+            return
+        await asyncio.sleep(1)
+        done.append(event.data)
+
+    for name in ("a1", "b1", "c1"):
+        harness.append("orders", "order.placed", name, key=name[0])
+    harness.run_until_idle()
+    assert done == ["b1", "c1"]
+    assert harness.letters() == []
+
+
+def test_who_swallows_a_cancellation_leaves_nothing_of_it_to_the_next_event(app: App, harness: Harness) -> None:
+    counts = []
+
+    @app.on(app.log("orders"), start="first", timeout="30s", retry=no_retry)
+    async def charge(event, ctx):
+        task = asyncio.current_task()
+        assert task is not None
+        counts.append(task.cancelling())
+        if event.data == "a1":
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+        else:
+            raise asyncio.CancelledError("a future that somebody else has cancelled")
+
+    for name in ("a1", "b1", "c1"):
+        harness.append("orders", "order.placed", name, key=name[0])
+    harness.run_until_idle()
+    assert counts == [0, 0, 0]
+    errors = [(letter.lane, letter.error_type) for letter in harness.letters("dead")]
+    cancelled = "asyncio.exceptions.CancelledError"
+    assert errors == [("a", "TimeoutError"), ("b", cancelled), ("c", cancelled)]
 
 
 class Threads:
@@ -191,6 +275,27 @@ def test_a_thread_that_overruns_and_then_succeeds_still_counts_as_overrun(thread
     assert attempts == [1, 2]
 
 
+def test_a_thread_that_overruns_when_it_is_tried_again_is_noticed_in_time(threads: Threads) -> None:
+    """Nothing else happens meanwhile that would make anybody look."""
+    app = threads.app
+
+    @app.on(app.log("orders"), start="first", timeout="400ms", retry=retry(attempts=2, wait="10ms"))
+    def charge(event, ctx):
+        if ctx.attempt == 1:
+            raise LookupError("not yet")
+        with threads.changed:
+            assert threads.changed.wait_for(lambda: threads.of(sig.HandlerStuck), timeout=20)
+
+    async def scenario() -> None:
+        async with app.running():
+            app.log("orders").append("order.placed", key="a")
+            await threads.until(sig.Buried)
+
+    asyncio.run(scenario())
+    [buried] = threads.of(sig.Buried)
+    assert buried.error_type == "TimeoutError"
+
+
 def test_threads_run_different_keys_side_by_side(threads: Threads) -> None:
     app, together = threads.app, threading.Barrier(3)
     done = []
@@ -242,3 +347,29 @@ def test_stopping_waits_for_a_running_thread_and_settles_its_event(threads: Thre
     assert [event.type for event in app.log("receipts").read()] == ["sent"]
     with app.reader() as tx:
         assert tx.execute("SELECT owner, unclean, applied FROM redrive_progress").fetchone() == (None, 0, 1)
+
+
+def test_who_was_fenced_calls_nobody_any_more(threads: Threads) -> None:
+    """A thread goes on with what is ready, as long as it is wanted. What it does after a take-over is done twice."""
+    app, called = threads.app, []
+
+    @app.on(app.log("orders"), start="first")
+    def charge(event, ctx):
+        called.append(event.data)
+        if event.data == 0:
+            with app.transaction() as tx:
+                tx.execute("UPDATE redrive_progress SET epoch = epoch + 1")
+        if event.data == 1:
+            assert threads.release.wait(30)
+
+    async def scenario() -> None:
+        app.log("orders").append_many([{"type": "order.placed", "data": n, "key": f"{n}"} for n in range(10)])
+        async with app.running(), asyncio.timeout(30):
+            supervisor: Any = app.runtime.supervisor
+            while not (supervisor.loops and supervisor.loops["charge"].stopping):
+                await asyncio.sleep(0)
+            supervisor.stop("before it is taken back")
+            threads.release.set()
+
+    asyncio.run(scenario())
+    assert called == [0, 1]

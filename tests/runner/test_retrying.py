@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, Ignore, Reject, RetryLater, UsageError, no_retry, retry
+from redrive import App, Ignore, Reject, RetryLater, UsageError, VersionConflict, conflicts, no_retry, retry
 from redrive.observe import signals as sig
 from redrive.testing import Harness
 
@@ -251,12 +251,28 @@ def test_on_error_hears_of_each_failed_attempt_and_not_of_verdicts(app: App, har
         on_error=lambda event, error: heard.append((event.key, str(error))),
     )
     def charge(event, ctx):
-        raise OSError("down") if event.key == "a" else Reject("no")
+        raise {"a": OSError("down"), "b": Reject("no"), "c": RetryLater("1s", "not now"), "d": Ignore()}[event.key]
+
+    for key in "abcd":
+        harness.append("orders", "order.placed", key=key)
+    harness.advance("1m")
+    assert [letter.attempts for letter in harness.letters("dead")] == [2, 1, 2]
+    assert heard == [("a", "down"), ("a", "down")]
+
+
+def test_on_error_hears_of_a_conflict_that_does_not_end(app: App, harness: Harness) -> None:
+    heard = []
+
+    @app.on(
+        app.log("orders"), start="first", retry=no_retry, conflicts=conflicts(times=0),
+        on_error=lambda event, error: heard.append(type(error)),
+    )  # fmt: skip
+    def charge(event, ctx):
+        raise VersionConflict("orders", "a", 1, 2)
 
     harness.append("orders", "order.placed", key="a")
-    harness.append("orders", "order.placed", key="b")
-    harness.advance("1m")
-    assert heard == [("a", "down"), ("a", "down")]
+    harness.run_until_idle()
+    assert heard == [VersionConflict]
 
 
 @pytest.mark.parametrize("kind", ["projection", "on"])

@@ -175,11 +175,12 @@ def test_an_app_that_is_closed_leaves_no_thread_behind_and_all_was_heard(tmp_pat
         for _ in range(20):
             app.log("orders").append("fine", 1)
         app.close()
+    app.runtime.signals.flush(30)
+    assert heard == list(range(1, 41))
     left = [thread for thread in threading.enumerate() if thread not in before]
     for thread in left:
         thread.join(30)
     assert not any(thread.is_alive() for thread in left), left
-    assert heard == list(range(1, 41))
 
 
 def test_who_is_slow_to_end_is_not_overtaken_by_the_next() -> None:

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from redrive import Event, Sink
+from redrive.sinks import pool
 from redrive.testing.web import HttpServer
 
 pytest.register_assert_rewrite("redrive.testing.contracts")
 
 
-@pytest.fixture
-def server() -> Iterator[HttpServer]:
+@pytest.fixture(params=[True, False], ids=["by itself", "through the session"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
+    """Both ways that a POST may go: which one depends on the release of aiohttp, and nobody may notice."""
+    monkeypatch.setattr(pool, "goes_by_itself", request.param)
     with HttpServer() as running:
         yield running
 

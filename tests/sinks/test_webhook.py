@@ -14,6 +14,7 @@ import pytest
 from redrive import Event, Ignore, Reject, UsageError, cloudevents, verify_signature, webhook
 from redrive.event import check_id
 from redrive.policy.classify import http_status, is_permanent
+from redrive.sinks import pool
 from redrive.sinks.http import ANSWER_BYTES_MAX, Busy, HttpError, NoAnswer, Unreachable
 from redrive.testing import make_event
 from redrive.testing.web import Babble, CutIn, Drop, Endless, Hang, HttpServer, Reply
@@ -51,6 +52,24 @@ def test_the_headers_of_any_event_are_its_attributes(id: str, key: str | None, h
     expected = {f"ce-{name}": cloudevents.header_text(text) for name, text in fields.items()}
     kind = expected.pop("ce-datacontenttype")
     assert cloudevents.http_headers(event, "urn:x y") == {"content-type": kind, **expected}
+
+
+def test_a_post_that_goes_by_itself_is_that_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    with HttpServer() as server:
+        for by_itself in (True, False):
+            monkeypatch.setattr(pool, "goes_by_itself", by_itself)
+            sink = hook(server, headers={"X-Mine": "a", "User-Agent": "mine"}, secret=None)
+            deliver(sink, ORDER)
+            request = server.requests.pop()
+            sent.append((request.method, request.path, list(request.headers.items()), request.body))
+    assert sent[0] == sent[1]
+    assert dict(sent[0][2])["user-agent"] == "mine"
+
+
+def test_a_release_of_the_client_that_nobody_has_read_is_used_by_its_session() -> None:
+    assert all(pool.was_read(release) for release in ("3.12.0", "3.14.5"))
+    assert not any(pool.was_read(release) for release in ("3.15.0", "3.1.4", "4.0.0a1"))
 
 
 def test_a_binary_cloudevent_is_the_data_with_its_attributes_as_headers(server: HttpServer) -> None:

@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from switching import Switched, spool_files, wait_until
@@ -92,6 +94,37 @@ def test_inside_quiet_nothing_is_raised_and_what_was_refused_is_kept_aside(
     refused = [signal for signal in heard if isinstance(signal, sig.TrackRefused)]
     assert sum(signal.count for signal in refused) == 3
     assert "refused and kept aside" in caplog.text
+
+
+WRONG_CALLS: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda track: track(),
+    "too much": lambda track: track("made", 1, "more"),
+    "an unknown name": lambda track: track("made", 1, kee="a"),
+    "twice": lambda track: track("made", type="made"),
+    "a type that is a list": lambda track: track([]),
+    "a key that is a number": lambda track: track("made", 1, key=5),
+    "an id that is a number": lambda track: track("made", 1, id=5),
+    "headers that are a number": lambda track: track("made", 1, headers=5),
+    "headers of numbers": lambda track: track("made", 1, headers={"x": 5}),
+    "a time that is text": lambda track: track("made", 1, time="now"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_CALLS)
+def test_inside_quiet_a_wrong_call_is_refused_like_a_wrong_event(app: App, wrong: str) -> None:
+    orders, call = app.log("orders"), WRONG_CALLS[wrong]
+    with quiet():
+        assert call(orders.track) is None
+    assert counts(app)["refused"] == 1
+    orders.flush()
+    (kept,) = data_of(app, "orders:refused")
+    assert kept["error_type"] in ("TypeError", "EventError", "UsageError", "AttributeError")
+    with pytest.raises(Exception):  # noqa: B017  # whatever it was before: it is the caller's mistake
+        call(orders.track)
+    with pytest.raises(Exception), strict():  # noqa: B017
+        call(orders.track)
+    assert counts(app)["refused"] == 1
+    assert data_of(app) == []
 
 
 def test_quiet_holds_even_when_nothing_works_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -238,7 +271,7 @@ def test_a_full_spool_and_a_full_memory_lose_the_newest_and_say_so(
     assert lost > 0
     assert sum(path.stat().st_size for path in spool_files(tmp_path)) <= 2_000
     switch.down = False
-    assert orders.flush(30)
+    wait_until(lambda: orders.flush(30))  # an attempt may be under way that began while the store was down
     found = [event.data for event in orders.read_key("a")]
     assert found == sorted(found)
     assert len(found) == 300 - lost

@@ -347,7 +347,9 @@ class Signals:
 
     def flush(self, timeout: float) -> None:
         """Wait until what was told has been heard, at most so long."""
-        if self._has_thread:
+        if self._thread is not None and self._is_closed:
+            self._thread.join(timeout)
+        elif self._has_thread:
             heard = threading.Event()
             try:
                 self._queue.put_nowait(heard.set)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from redrive.policy.classify import blames_a_dependency
+
 
 class Failure(Struct, frozen=True):
     """An error as it is written into a letter: text only, cut to size, safe to store and to show."""
@@ -135,3 +137,13 @@ Outcome = (
 
 APPLIED = Applied()  # these two carry nothing, so one of each is enough for the hot path
 STOPPED = Stopped()
+
+
+def error_in(outcome: Outcome | None) -> BaseException | None:
+    """The error of a call that failed. A verdict is none, unless somebody else had us say it: `Retry-After`."""
+    match outcome:
+        case Failed(error=error) | Conflicted(error=error):
+            return error
+        case Postponed(error=BaseException() as error) if blames_a_dependency(error):
+            return error
+    return None

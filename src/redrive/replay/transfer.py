@@ -15,7 +15,7 @@ import msgspec
 from redrive import cloudevents
 from redrive.draft import draft
 from redrive.errors import EventError, UsageError
-from redrive.event import Event, NewEvent, check_type, from_row, scheduled_from
+from redrive.event import Event, NewEvent, check_log, from_row, scheduled_from
 from redrive.failpoints import hit
 from redrive.replay.deed import Operator
 from redrive.replay.events import EventRow, Wanted, following, last_position, unknown_log
@@ -210,7 +210,7 @@ def _last(tx: StoreTx, log: str) -> int:
 
 def _check_log(tx: StoreTx, log: str, create: bool) -> None:
     """A mistyped name must not make a log; one that somebody reads is known, if only by name."""
-    check_type(log)
+    check_log(log)
     if create or tx.logs.id_of(log) or any(row.source == log for row in tx.progress.all()):
         return
     raise UsageError(f"{unknown_log(tx, log)} (--create makes a new one)")

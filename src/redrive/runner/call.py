@@ -8,11 +8,21 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import PurePath
-from types import TracebackType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Protocol
 
 from redrive.context import Ctx, Effects, Escalate, Tx
-from redrive.errors import BadKey, EventError, Ignore, Reject, RetryLater, Undecodable, Verdict, VersionConflict
+from redrive.errors import (
+    BadKey,
+    EventError,
+    Ignore,
+    Reject,
+    RetryLater,
+    Undecodable,
+    UsageError,
+    Verdict,
+    VersionConflict,
+)
 from redrive.event import Event
 from redrive.policy import outcome as out
 from redrive.policy.fingerprint import fingerprint
@@ -166,10 +176,23 @@ def overran(seconds: float) -> Outcome:
     return out.Failed(error, describe(error))
 
 
+def check_done(result: Any) -> None:
+    """A function that returned has done its work, unless it returned what would do it and what nobody runs."""
+    if isinstance(result, GeneratorType | AsyncGeneratorType) or hasattr(type(result), "__await__"):
+        if isinstance(result, CoroutineType | GeneratorType):
+            result.close()  # or Python would warn, in the wrong place
+        raise UsageError(
+            f"the function returned a {type(result).__name__} that nobody runs: is there an `await` missing, "
+            "or a decorator that does not know of coroutines?"
+        )
+
+
 def attempt(function: Callable[..., Any], *arguments: Any) -> BaseException | None:
     """Call a user's function; what it raised, or None."""
     try:
-        function(*arguments)
+        result = function(*arguments)
+        if result is not None:
+            check_done(result)
     except Escalate:  # ours: the transaction must begin again
         raise
     except BaseException as error:
@@ -249,21 +272,16 @@ class Attempted(Protocol):
 async def attempt_works(function: Callable[..., Any], works: Iterable[Attempted | None]) -> None:
     """Await a user's function for one work after the other; None among them asks for a pause.
 
-    Our own cancellation passes through; that of a timeout is the work's failure.
+    A cancellation is the work's failure, whoever asked for it. If we did, nobody is left who would settle it.
     """
     for work in works:
         if work is None:
             await asyncio.sleep(0)
             continue
         try:
-            await function(work.event, work.ctx)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                if not work.timed_out:
-                    raise
-                task.uncancel()
-            work.error = error
+            result = await function(work.event, work.ctx)
+            if result is not None:
+                check_done(result)
         except BaseException as error:
             work.error = error
 
@@ -283,6 +301,8 @@ def find_key(key_of: Callable[[Event[Any]], str | None], event: Event[Any]) -> t
         return None, out.Unreadable(describe(error))
     except BadKey as error:
         return None, out.Unkeyed(describe(error))
-    except Exception as error:
+    except KeyboardInterrupt:  # of whoever sits at the keyboard
+        raise
+    except BaseException as error:
         bad = BadKey(f"key_by raised {type(error).__name__}: {_text(error, 200)}")
         return None, out.Unkeyed(describe(bad.with_traceback(error.__traceback__)))

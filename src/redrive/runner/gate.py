@@ -191,6 +191,8 @@ class Gate:
 
     def called(self, work: Work) -> bool:
         """A call came to an end; is that worth settling at once? From any thread."""
+        if work.outcome is out.APPLIED and not (self._streak or work.probe):  # the ordinary case, quickly
+            return False
         if self.rule is None or work.echo or (answer := self._answer(work)) is None:
             return False
         self._streak = 0 if answer.good else self._streak + 1
@@ -209,11 +211,13 @@ class Gate:
         self._fed = None
         if self.rule is None:
             return
+        if self.breaker.failures == 0 and not any(work.outcome is not out.APPLIED or work.probe for work in group):
+            return  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
         probes = sum(1 for work in group if work.probe)
         # A list that was not taken is one call that failed, however many events are in it.
         answers = [answer for work in group if not work.echo and (answer := self._answer(work)) is not None]
         if not probes and self.breaker.failures == 0 and all(answer.good for answer in answers):
-            return  # the ordinary case, quickly: a success says nothing new to a breaker that counts nothing
+            return  # nor does an error that blames somebody else
         tx = settling.tx
         before = tx.guards.lock(self.name)
         after = brk.after(before, self.rule, answers, settling.now)

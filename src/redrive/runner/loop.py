@@ -7,6 +7,7 @@ later). It never decides about an event; that is policy, and never writes; that 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -145,6 +146,7 @@ class HandlerLoop(Loop):
         self._delayed: dict[Work, asyncio.TimerHandle] = {}
         self._over: set[int] = set()  # letters that the retry budget does not cover, and that are to be buried
         self._is_dry = False  # the log had nothing more, and nobody has rung since
+        self._handed_at = -math.inf  # when the staff was last told that there is work
         gate = self.work.gate
         self._budget = Budget(duty, bridge, gate.name if gate is not None else duty.subscription.name)
         self._staff = self._hire(duty.subscription.concurrency, threads=threads)
@@ -159,6 +161,7 @@ class HandlerLoop(Loop):
                 await self._round()
             await self._last_round()
         finally:
+            self.stopping = True  # fenced, or the store is away: what is called now would be called again
             await self._staff.close()
             for handle in self._delayed.values():
                 handle.cancel()
@@ -294,6 +297,7 @@ class HandlerLoop(Loop):
                 desk.outbox.append(work)
                 return
             desk.ready.appendleft(work)
+        self._handed_at = self._monotonic()
         self._staff.wake(count)
 
     async def _ask_for(self, keys: KeyGate, stale: list[Work]) -> None:
@@ -323,11 +327,18 @@ class HandlerLoop(Loop):
             pause = min(pause, gate.pause())
         if self.work.keys is not None and not self.stopping:
             pause = min(pause, self.work.keys.pause())
-        if timeout is not None and self.desk.running:
-            now = self._monotonic()
-            ends = [work.started + timeout - now for work in list(self.desk.running) if not work.timed_out]
-            pause = min([pause, *ends])
+        if timeout is not None:
+            pause = min(pause, self._next_end(timeout) - self._monotonic())
         return max(0.0, pause)
+
+    def _next_end(self, timeout: float) -> float:
+        """When the next call could overrun. What was handed out a moment ago is with nobody yet, and may begin now."""
+        begun = [work.started for work in list(self.desk.running) if not work.timed_out]
+        if self.desk.ready and not (self.work.gate is not None and self.work.gate.is_shut):
+            begun.append(self._monotonic())
+        if self._handed_at + timeout > self._monotonic():
+            begun.append(self._handed_at)
+        return min(begun, default=math.inf) + timeout
 
     async def _last_round(self) -> None:
         """Settle what is finished; the rest was not started and is given back by not being settled."""

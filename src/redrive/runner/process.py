@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from redrive.errors import UsageError
 from redrive.observe.logs import log_to_stderr
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 def run_process(app: App, *, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> None:
     """Block until told to stop."""
+    if asyncio._get_running_loop() is not None:
+        raise UsageError("app.run() blocks, and an event loop runs here already: `await app.serve()`")
     log_to_stderr(app.runtime.settings.log_format)
     asyncio.run(_serve(app, until_idle, only, exclude))
 

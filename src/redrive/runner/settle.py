@@ -158,9 +158,9 @@ class Settling:
         if work.alone:
             self.tx.keyed.ran(self.duty.member, work.position)
         written = self._intake(work, action) if work.head is None else self._retry(work, action, work.head)
-        if isinstance(work.outcome, out.Failed):
+        if (error := out.error_in(work.outcome)) is not None:
             assert work.event is not None
-            self.failed.append((work.event, work.outcome.error))
+            self.failed.append((work.event, error))
         return written
 
     def follow(self, work: Work) -> None:

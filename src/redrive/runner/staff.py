@@ -101,6 +101,7 @@ class Staff:
         prepare, called, duty = loop.work.prepare, loop.work.called, loop.work.duty
         ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
         gate, turn_began = loop.work.gate, clock()
+        is_cancelled = _never if task is None else task.cancelling
         while not loop.stopping:
             try:
                 work = ready.popleft() if gate is None else gate.pass_one(ready)
@@ -114,6 +115,7 @@ class Staff:
             else:
                 ctx = prepare(work)
             yield work
+            ctx._over = True
             if work.error is None and not ctx.touched and not work.timed_out:  # once more
                 work.ctx, work.outcome = None, out.APPLIED
             else:
@@ -124,6 +126,8 @@ class Staff:
             del running[work]
             if gate is not None and gate.called(work):
                 self._call()  # the breaker wants to know
+            if is_cancelled():  # what is left of it would hit the next event: another task goes on
+                return
             done = len(outbox)
             if done <= self.size and ready:  # the first of as many as may put one there at this moment
                 self._begin_waiting()
@@ -132,6 +136,11 @@ class Staff:
                     self._call()
                 yield None
                 turn_began = clock()
+
+
+def _never() -> bool:
+    """A thread cannot be cancelled."""
+    return False
 
 
 class TaskStaff(Staff):
@@ -158,11 +167,12 @@ class TaskStaff(Staff):
             for work in [work for work, task in running.items() if task is me]:
                 del running[work]
             raise
+        self._tasks.discard(me)  # now: who hears that we are done may need another at once
         self._call()
 
-    async def _inline(self, event: Any, ctx: Any) -> None:
+    async def _inline(self, event: Any, ctx: Any) -> Any:
         """A plain function on the event loop: where there are no threads."""
-        self._function(event, ctx)
+        return self._function(event, ctx)
 
     def _begin_waiting(self) -> None:
         self._set_alarm()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from redrive.context import Tx, check_unversioned
 from redrive.draft import draft, draft_item
 from redrive.errors import UsageError
 from redrive.event import Event, NewEvent, from_row, scheduled_from, withdrawal
+from redrive.store.address import is_same
 from redrive.store.port import Appending
 from redrive.tracking.intake import Door, Intake
-from redrive.tracking.track import track
+from redrive.tracking.track import misfit, track
 from redrive.tracking.tracker import FLUSH_SECONDS
 from redrive.units import duration
 
@@ -27,7 +28,21 @@ After = str | float | timedelta | None  # "30m", seconds or a timedelta
 
 PAGE = 500  # events read at a time by `read`
 EVERY = 2**62  # no limit
+F = TypeVar("F", bound=Callable[..., Any])
 APPEND_MANY_MAX = 100_000  # events in one transaction: bounds the time the write lock is held
+
+
+def _forgiving(method: F) -> F:
+    """Inside `quiet()`, arguments that do not fit raise nothing either; all else is looked at where it is tracked."""
+
+    @wraps(method)
+    def call(log: Log, *given: Any, **named: Any) -> Any:
+        try:
+            return method(log, *given, **named)
+        except TypeError as error:
+            return misfit(log._runtime, log.name, given, named, error)
+
+    return call  # type: ignore[return-value]
 
 
 class Log:
@@ -94,6 +109,8 @@ class Log:
 
     def append_many(self, events: Iterable[Any], *, tx: Any = None) -> list[Event[Any]]:
         """Store many, all or none, in one transaction: dicts with the arguments of `append`, or typed events."""
+        if isinstance(events, Mapping | str):
+            raise UsageError("append_many takes a list of events; one alone is for append")
         drafts = [draft_item(self._runtime.types, self._runtime.env, item) for item in events]
         if len(drafts) > APPEND_MANY_MAX:
             raise UsageError(
@@ -144,7 +161,7 @@ class Log:
         wish = withdrawal(id)
         if tx is None:
             return bool(self._append([wish])[0][1])
-        pending = getattr(tx, "pending", None)
+        pending = self._pending(tx)
         if pending is not None:
             mine = [one for one in pending if one[0] == self.name and one[1].id == id and one[1].due is not None]
             tx.pending = [one for one in pending if one not in mine]
@@ -153,6 +170,7 @@ class Log:
             raise UsageError("tx= takes the transaction of `with app.transaction() as tx`, not a projection's")
         return bool(self._runtime.store.append_into(tx, self.name, [wish])[0][1])
 
+    @_forgiving
     def track(
         self,
         type: Any,
@@ -236,13 +254,25 @@ class Log:
 
     def _later(self, tx: Any, events: list[NewEvent]) -> None:
         self._check(events)
-        pending = getattr(tx, "pending", None)
+        pending = self._pending(tx)
         if pending is not None:
             pending.extend((self.name, event) for event in events)
         elif isinstance(tx, Tx):
             raise UsageError("tx= takes the transaction of `with app.transaction() as tx`; in a projection use tx.emit")
         else:
             self._runtime.store.append_into(tx, self.name, events)
+
+    def _pending(self, tx: Any) -> list[tuple[str, NewEvent]] | None:
+        """What a transaction of `app.transaction()` is to append when it commits; None for any other."""
+        pending: list[tuple[str, NewEvent]] | None = getattr(tx, "pending", None)
+        if pending is None:
+            return None
+        if tx.is_over:
+            raise UsageError("tx= is over: append inside of the block of `with app.transaction() as tx`")
+        mine, its = self._runtime, tx.runtime
+        if its is not mine and not is_same(its.address, mine.address):
+            raise UsageError(f"tx= is a transaction of {its.shown}, and log {self.name!r} is in {mine.shown}")
+        return pending
 
 
 class Outbox(Log):

@@ -1,8 +1,9 @@
-"""What a store is called: which backend an address belongs to, and how it is shown without its password. Pure."""
+"""What a store is called: which backend an address belongs to, and how it is shown without its password."""
 
 from __future__ import annotations
 
 import re
+from os.path import realpath
 
 POSTGRES = ("postgresql", "postgres")
 
@@ -14,6 +15,13 @@ def is_postgres(url: str) -> bool:
     """Is this the address of a Postgres database?"""
     scheme, separator, _ = url.partition("://")
     return bool(separator) and scheme in POSTGRES
+
+
+def is_same(one: str, other: str) -> bool:
+    """May two addresses be one store? A file has one path; a database has more names than anybody knows."""
+    if one == other or is_postgres(one) != is_postgres(other):
+        return one == other
+    return is_postgres(one) or realpath(one) == realpath(other)
 
 
 def shown(url: str) -> str:

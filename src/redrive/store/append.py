@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from redrive.codec import from_json, to_json
+from redrive.codec import from_json, is_same_json, to_json
 from redrive.errors import IdConflict, UsageError, VersionConflict
 from redrive.event import WITHDRAWN, NewEvent
 from redrive.store.scheduled import found, taken_back, waiting_row
@@ -165,13 +165,8 @@ def _repeated(sql: Sql, log: int, log_name: str, event: NewEvent) -> Row | None:
     stored = found(stored)
     if event.derived:
         return stored
-    same = (stored[2], stored[3], stored[5], bytes(stored[8])) == (
-        event.type,
-        event.key,
-        event.schema,
-        event.data_raw,
-    )
-    if not same:
+    same = (stored[2], stored[3], stored[5]) == (event.type, event.key, event.schema)
+    if not (same and is_same_json(bytes(stored[8]), event.data_raw)):
         has = "has" if stored[0] is not None else "has scheduled"
         raise IdConflict(
             f"log {log_name!r} {has} an event {event.id!r} with other content; an id names one fact: use a new id"

@@ -45,11 +45,15 @@ class Done:
 
     def add(self, member: int, positions: Sequence[int]) -> None:
         """Mark positions, given in order; one that is marked already was settled by somebody else."""
+        if not positions:
+            return
         changed, begin = [], 0
+        # All of them at once: what lies between is little, and each question would let other threads go first.
+        known: dict[int, str] = dict(self._chunks(member, positions[0] // CHUNK, positions[-1] // CHUNK))
         while begin < len(positions):
             chunk = positions[begin] // CHUNK
             low, end = chunk * CHUNK, bisect_left(positions, (chunk + 1) * CHUNK, begin)
-            found = self._sql.value("done_chunk", (member, chunk))
+            found = known.get(chunk)
             marks = bytearray(_UNMARKED if found is None else found.encode())
             before = marks.count(_SETTLED)
             for position in positions[begin:end]:
@@ -64,7 +68,7 @@ class Done:
         """Drop the marks that the prefix has passed; how many there were."""
         boundary, kept = divmod(prefix + 1, CHUNK)
         passed = 0
-        chunks = self._chunks(member, boundary)
+        chunks = self._chunks(member, 0, boundary)
         for chunk, marks in chunks:
             here = marks.count("1") if chunk < boundary else marks.count("1", 0, kept)
             passed += here
@@ -102,5 +106,5 @@ class Done:
     def _members(self, subscription: int) -> list[int]:
         return [member for (member,) in self._sql.all("done_members", (subscription,))]
 
-    def _chunks(self, member: int, upto: int = _NO_CHUNK) -> list[Row]:
-        return self._sql.all("done_chunks", (member, upto))
+    def _chunks(self, member: int, first: int = 0, last: int = _NO_CHUNK) -> list[Row]:
+        return self._sql.all("done_chunks", (member, first, last))

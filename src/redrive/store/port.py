@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from redrive.context import Opened
+
 if TYPE_CHECKING:
     from redrive.event import NewEvent
     from redrive.store.ahead import Lookout
@@ -119,15 +121,9 @@ class Disbelief(Exception):
     """Progress is not what we believed it to be. Nothing was written: look, and settle by what is there."""
 
 
-class Holding(Protocol):
+class Holding(Opened, Protocol):
     """Where statements wait until the call that made them has ended. To be handed to the function instead of the tx."""
 
-    @property
-    def connection(self) -> Any: ...
-    @property
-    def execute(self) -> Callable[..., Any]: ...
-    @property
-    def executemany(self) -> Callable[..., Any]: ...
     def holding(self, function: Function) -> Function:
         """A function whose statements are held. `answers` must follow before anything is concluded from its calls.
 
@@ -136,7 +132,7 @@ class Holding(Protocol):
         ...
 
 
-class StoreTx(Protocol):
+class StoreTx(Opened, Protocol):
     """One open transaction. Facets share it; leaving the `with` block commits or rolls back."""
 
     sql: Sql
@@ -150,18 +146,6 @@ class StoreTx(Protocol):
     @property
     def hold(self) -> Holding | None:
         """Who holds the statements of calls; None: nothing is gained by it."""
-        ...
-
-    @property
-    def connection(self) -> Any: ...
-    @property
-    def execute(self) -> Callable[..., Any]:
-        """Run a user's statement: `:name` or `?` parameters, a cursor as its result."""
-        ...
-
-    @property
-    def executemany(self) -> Callable[..., Any]:
-        """The same once for each set of parameters."""
         ...
 
     def checked(self, function: Function) -> Function:

@@ -172,7 +172,7 @@ UPDATE redrive_progress SET epoch = epoch + 1, parked_version = parked_version +
 WHERE subscription = :subscription
 
 -- name: done_chunks
-SELECT chunk, marks FROM redrive_done_chunks WHERE member = ? AND chunk <= ? ORDER BY chunk
+SELECT chunk, marks FROM redrive_done_chunks WHERE member = ? AND chunk BETWEEN ? AND ? ORDER BY chunk
 
 -- name: done_chunk
 SELECT marks FROM redrive_done_chunks WHERE member = ? AND chunk = ?

@@ -68,6 +68,14 @@ def track(
         return None
 
 
+def misfit(runtime: Runtime, log: str, given: tuple[Any, ...], named: dict[str, Any], error: TypeError) -> None:
+    """Arguments that `track` does not take at all: refused as an event is that cannot be stored."""
+    if MODE.get() is not Mode.QUIET:
+        raise error
+    kind = given[0] if given else named.get("type")
+    _swallow(runtime, log, kind if type(kind) is str else "", (*given, named), error)
+
+
 def _commit(tracker: Tracker, event: NewEvent, store: Callable[[list[NewEvent]], Any]) -> None:
     """After what was tracked before: events of one process stay in order."""
     if not tracker.flush():

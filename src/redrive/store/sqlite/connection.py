@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from redrive.errors import StoreBusy, StoreError, UsageError
+from redrive.store.sqlite.numbered import IS_NEEDED, Numbered
 
 Connection = sqlite3.Connection
 
@@ -80,10 +81,16 @@ def holds_store(path: str) -> bool:
 
 def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_only: bool = False) -> Connection:
     """One connection with our settings: WAL, no automatic checkpoint, explicit transactions."""
-    connection = None
+    connection: Connection | None = None
     try:
+        kind: dict[str, Any] = {"factory": Numbered} if IS_NEEDED else {}
         connection = sqlite3.connect(
-            path, timeout=busy_timeout, isolation_level=ISOLATION, check_same_thread=False, cached_statements=256
+            path,
+            timeout=busy_timeout,
+            isolation_level=ISOLATION,
+            check_same_thread=False,
+            cached_statements=256,
+            **kind,
         )
         # A checkpoint racing a writer corrupts files on SQLite < 3.51.3: we checkpoint ourselves, under the write lock.
         connection.execute("PRAGMA wal_autocheckpoint = 0")

@@ -109,6 +109,22 @@ class ProgressContract(StoreTests):
         with self.store.reading() as tx:
             assert tx.progress.done.all(row.id) == [9, 11]
 
+    def test_marks_join_those_that_are_there_and_none_is_made_twice(self) -> None:
+        """However far apart they are: one that is there already was settled by somebody else."""
+        row, there, mine = self._subscribe(), [3, 600, 2_000, 70_000], [4, 601, 1_500, 2_001, 69_999]
+        with self.store.transaction() as tx:
+            tx.progress.done.move(row.id, there, 0, 0)
+            tx.progress.done.move(row.id, mine, 0, 0)
+            tx.progress.done.add(row.id, [])
+        for one in there:
+            expect(Fenced, partial(self._settle, row.id, sorted([5, 602, 1_501, 2_002, 70_001, one])))
+        with self.store.reading() as tx:
+            assert tx.progress.done.all(row.id) == sorted(there + mine)
+
+    def _settle(self, member: int, positions: list[int]) -> None:
+        with self.store.transaction() as tx:
+            tx.progress.done.move(member, positions, 0, 0)
+
     def _pass(self, member: int, floor: int) -> None:
         with self.store.transaction() as tx:
             tx.progress.done.move(member, [], floor, 0)

@@ -1,0 +1,132 @@
+"""Declaring: what could not work, or would quietly do nothing, is an error where it is written."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from redrive import App, UsageError, no_retry
+from redrive.testing import Harness
+
+
+class Object:
+    """Something that can be called, and is no function."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def __call__(self, event: Any, ctx: Any) -> None:
+        self.seen.append(event.data)
+
+
+def generator(event: Any, ctx: Any) -> Any:
+    yield event
+
+
+async def async_generator(event: Any, ctx: Any) -> Any:
+    yield event
+
+
+@pytest.mark.parametrize(
+    "function", [generator, async_generator, functools.partial(generator)], ids=["def", "async", "partial"]
+)
+def test_a_generator_would_never_run(app: App, function: Any) -> None:
+    with pytest.raises(UsageError, match="yield"):
+        app.on(app.log("orders"), name="charge")(function)
+    with pytest.raises(UsageError, match="yield"):
+        app.projection(app.log("orders"), name="charge")(function)
+    assert app.subscriptions == {}
+
+
+def test_an_object_whose_call_is_a_coroutine_is_awaited(app: App, harness: Harness) -> None:
+    charge = Object()
+    app.on(app.log("orders"), name="charge", start="first")(charge)
+    with pytest.raises(UsageError, match="is async"):
+        app.projection(app.log("orders"), name="revenue")(charge)  # type: ignore[arg-type]
+    harness.append("orders", "order.placed", 1)
+    harness.run_until_idle()
+    assert charge.seen == [1]
+
+
+async def charged(event: Any, ctx: Any) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+def forgets_to_await(event: Any, ctx: Any) -> Any:
+    return charged(event, ctx)
+
+
+async def forgets_to_await_that(event: Any, ctx: Any) -> Any:
+    return charged(event, ctx)
+
+
+def forgets_to_run(event: Any, ctx: Any) -> Any:
+    return generator(event, ctx)
+
+
+@pytest.mark.parametrize("function", [forgets_to_await, forgets_to_await_that, forgets_to_run])
+def test_what_nobody_ran_is_not_applied(app: App, harness: Harness, function: Any) -> None:
+    """A decorator that does not know of coroutines does that, and the event would count as handled."""
+    app.on(app.log("orders"), name="charge", start="first", retry=no_retry)(function)
+    harness.append("orders", "order.placed", key="a")
+    harness.run_until_idle()
+    [letter] = harness.letters()
+    assert (letter.state, letter.error_type) == ("dead", "redrive.errors.UsageError")
+    assert "that nobody runs" in letter.error_message
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_what_nobody_ran_is_not_projected(app: App, harness: Harness, batch: bool) -> None:
+    app.projection(app.log("orders"), name="revenue", retry=no_retry, batch=batch)(forgets_to_run)
+    for number in range(20):
+        harness.append("orders", "order.placed", number)
+    harness.run_until_idle()
+    assert len(harness.letters("dead")) == 20
+
+
+def test_one_function_on_two_logs_needs_two_names(app: App) -> None:
+    """The second declaration would take the place of the first, and nobody would read that log."""
+
+    def charge(event: Any, ctx: Any) -> None: ...
+
+    app.on(app.log("orders"), "order.placed")(charge)
+    app.on(app.log("orders"), "order.placed")(charge)  # the same once more: a module that is loaded again
+    for source, types in ((app.log("payments"), ["order.placed"]), (app.log("orders"), ["order.paid"])):
+        with pytest.raises(UsageError, match="name="):
+            app.on(source, *types)(charge)
+    with pytest.raises(UsageError, match="name="):
+        app.projection(app.log("orders"), "order.placed")(charge)
+    app.on(app.log("payments"), name="charge_payments")(charge)
+    assert set(app.subscriptions) == {"charge", "charge_payments"}
+
+
+def test_a_decorator_without_its_log_is_an_error_at_once(app: App) -> None:
+    """The function would be taken for the log, and never be declared."""
+    for decorator in (app.on, app.projection):
+        with pytest.raises(UsageError, match="the first argument is a log"):
+            decorator(lambda event, ctx: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"concurrency": 0}, "concurrency=0; give a number from 1"),
+        ({"concurrency": "3"}, "concurrency='3'; give a number from 1"),
+        ({"concurrency": 2, "order": "total"}, "total order runs one at a time"),
+        ({"timeout": "soon"}, "timeout: 'soon' is not a duration"),
+        ({"timeout": -1}, "timeout: the duration -1 is negative"),
+        ({"timeout": 0}, "timeout: 0 leaves no time"),
+        ({"retry": []}, "retry= takes"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(app: App, option: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        app.on(app.log("orders"), name="charge", **option)(lambda event, ctx: None)
+
+
+def test_one_name_is_no_list_of_tables(app: App) -> None:
+    with pytest.raises(UsageError, match=r"tables=\['revenue'\]"):
+        app.projection(app.log("orders"), tables="revenue")(lambda event, tx: None)
