@@ -342,6 +342,35 @@ def test_a_list_that_takes_too_long_is_given_up_and_the_next_is_not(app: App, ha
     assert sorted(sink.got) == ["a1", "b1", "c1"]
 
 
+@pytest.mark.parametrize("batch_max", [1, 10])
+def test_a_sink_that_cancels_itself_has_failed_and_nobody_waits_for_ever(
+    app: App, harness: Harness, batch_max: int
+) -> None:
+    """It was taken for our own stop: the event was never settled, and its key waited behind it."""
+
+    class Cancels(Shelf):
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            if any(event.data == "a1" for event in events):
+                self.calls += 1
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(1)
+            await super().send(events)
+
+    sink = Cancels("crm", batch_max=batch_max)
+    deliver(app, sink, concurrency=1)
+    put(harness, "a1", "b1", "a2", "c1")
+    for _ in range(4):
+        harness.run_until_idle()
+        harness.advance("1s")
+    letters = harness.letters()
+    dead = next(letter for letter in letters if letter.state == "dead" and letter.key == "a")
+    assert (dead.attempts, dead.error_type.rpartition(".")[2]) == (3, "CancelledError")
+    assert [letter.reason for letter in letters if letter.key == "a" and letter is not dead] == ["behind_head"]
+    assert sorted([*sink.got, *(f"{letter.key}1" for letter in letters if letter.key != "a")]) == ["b1", "c1"]
+
+
 def test_who_waits_for_company_is_not_sent_when_the_loop_has_ended(start: Any) -> None:
     """The next owner reads it again: two of them would send it."""
 

@@ -73,17 +73,19 @@ class Couriers(TaskStaff):
     async def _work(self) -> None:
         """List after list until nothing is ready; started again when there is."""
         me = asyncio.current_task()
+        assert me is not None
         try:
             if self.sink.batch_max == 1:
                 await self._carry_each(me)
             else:
-                while works := self._take(me):
+                while not me.cancelling() and (works := self._take(me)):
                     await self._carry(works)
-        except asyncio.CancelledError:  # ours: the loop ends, the attempt does not count
+        except asyncio.CancelledError:  # between two calls: the loop ends
             running = self.desk.running
             for work in [work for work, task in running.items() if task is me]:
                 del running[work]
             raise
+        self._tasks.discard(me)  # now: who hears that we are done may need another at once
         self._call()
 
     async def close(self) -> None:
@@ -92,11 +94,11 @@ class Couriers(TaskStaff):
             self._waiting.cancel()
         await super().close()
 
-    async def _carry_each(self, task: Any) -> None:
+    async def _carry_each(self, task: asyncio.Task[Any]) -> None:
         """The same for a sink that takes one event at a time, without the lists: all of it is done for every event."""
         loop, gate, clock, send = self.loop, self.loop.work.gate, self._clock, self._function
         ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
-        while not loop.stopping:
+        while not loop.stopping and not task.cancelling():  # what is left of that would hit the next event
             try:
                 work = ready.popleft() if gate is None else gate.pass_one(ready)
             except IndexError:
@@ -278,11 +280,12 @@ class Couriers(TaskStaff):
         return errors | {kept[at]: error for at, error in found.items()}
 
     def _errors(self, works: Sequence[Work], raised: BaseException) -> dict[int, BaseException]:
-        """What an exception of the sink means for which of them. Our own cancellation is raised again."""
-        if isinstance(raised, asyncio.CancelledError):
+        """What an exception of the sink means for which of them.
+
+        A cancellation is a failure, whoever asked for it. If we did, nobody is left who would settle it.
+        """
+        if isinstance(raised, asyncio.CancelledError) and any(work.timed_out for work in works):
             task = asyncio.current_task()
-            if not any(work.timed_out for work in works) and task is not None and task.cancelling():
-                raise raised
             while task is not None and task.cancelling():  # asked for once for each of the list
                 task.uncancel()
             timeout = self.loop.work.duty.subscription.timeout or 0.0
