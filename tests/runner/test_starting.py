@@ -260,6 +260,21 @@ def test_a_changed_table_definition_is_refused(deploy: Deploy) -> None:
     assert "redrive rebuild revenue" in says
 
 
+def test_a_table_that_others_have_filled_is_not_taken_over(deploy: Deploy) -> None:
+    """A rebuild would have dropped it, rows and all."""
+    harness = deploy(lambda app: None)
+    with harness.app.transaction() as tx:
+        tx.execute("CREATE TABLE revenue (cents INTEGER)")
+        tx.execute("INSERT INTO revenue VALUES (7)")
+    says = refusal(deploy, projection(tables={"revenue": "cents INTEGER"}))
+    assert "tables=['revenue']" in says
+    harness = deploy(lambda app: None)
+    assert harness.query("SELECT cents FROM revenue") == [(7,)]
+    with harness.app.transaction() as tx:
+        tx.execute("DELETE FROM revenue")
+    deploy(projection(tables={"revenue": "cents INTEGER"}))
+
+
 def test_a_table_has_one_owner(deploy: Deploy) -> None:
     deploy(projection(tables=["revenue"]))
     says = refusal(deploy, projection(tables=["revenue"], name="other"))

@@ -227,8 +227,22 @@ def check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> No
                 f"`redrive rebuild {row.name} --app MODULE:APP` drops and fills it anew"
             )
         if table not in stored:
+            if columns is not None:
+                _check_empty(tx, row, table)
             tx.sql.run("table_add", {"name": table, "subscription": row.id, "columns": columns})
         create_table(tx, table, columns)
+
+
+def _check_empty(tx: StoreTx, row: Subscribed, table: str) -> None:
+    """What redrive creates, a rebuild drops: rows that were there before may be the only ones of their kind."""
+    if not tx.sql.value("table_exists", {"name": table}):
+        return
+    (is_filled,) = tx.connection.execute(f'SELECT EXISTS (SELECT 1 FROM "{table}")').fetchone()  # noqa: S608
+    if is_filled:
+        raise UsageError(
+            f"{row.name!r}: table {table!r} is there already and has rows, which a rebuild would drop. If it is the "
+            f"projection's and you create it: tables=[{table!r}]. Else choose another name, or empty it"
+        )
 
 
 def create_table(tx: StoreTx, table: str, columns: str | None) -> None:
