@@ -16,7 +16,7 @@ from redrive.policy.decide import Policy
 from redrive.policy.healing import AutoReplay, settled_for
 from redrive.policy.limiter import paced
 from redrive.policy.partitions import PARTITIONS_MAX
-from redrive.policy.retry import Conflicts, Retry
+from redrive.policy.retry import Conflicts, Retry, seconds_of
 from redrive.policy.rules import Rules
 from redrive.runtime import Runtime
 from redrive.sinks.port import Sink
@@ -152,7 +152,7 @@ class Declarations:
                     name or _name(function), "handler", _guarded(source, called), self._read(source, order),
                     self._types(types), order, key_by, start, _policy(retry, conflicts, letters),
                     concurrency=_concurrency(name or _name(function), concurrency, order),
-                    timeout=_timeout(timeout, function),
+                    timeout=_timeout(name or _name(function), timeout),
                     on_error=on_error, arguments=arguments, state=state,
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
@@ -196,7 +196,7 @@ class Declarations:
                 Subscription(
                     sink.name, "delivery", sink.send, sink.log, self._types(types), order, key_by, start,
                     _policy(retry, None, letters), concurrency=_concurrency(sink.name, concurrency, order, COURIERS),
-                    timeout=None if timeout is None else duration(timeout), on_error=on_error, sink=sink,
+                    timeout=_timeout(sink.name, timeout), on_error=on_error, sink=sink,
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
                     replay=settled_for(sink.name, replay, has_breaker=_is_one(breaker)),
@@ -322,15 +322,12 @@ def _place(subscription: Subscription) -> tuple[object, ...]:
     return subscription.kind, subscription.source, subscription.types
 
 
-def _timeout(given: str | float | None, function: Callable[..., Any]) -> float | None:
+def _timeout(name: str, given: str | float | None) -> float | None:
     if given is None:
         return None
-    try:
-        seconds = duration(given)
-    except ValueError as error:
-        raise UsageError(f"{_name(function)}: timeout: {error}") from None
+    seconds = seconds_of(f"{name}: timeout", given)
     if not seconds:
-        raise UsageError(f"{_name(function)}: timeout: 0 leaves no time; leave it out for no limit")
+        raise UsageError(f"{name}: timeout: 0 leaves no time; leave it out for no limit")
     return seconds
 
 

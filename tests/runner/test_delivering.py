@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -371,6 +372,38 @@ def test_a_sink_that_cancels_itself_has_failed_and_nobody_waits_for_ever(
     assert sorted([*sink.got, *(f"{letter.key}1" for letter in letters if letter.key != "a")]) == ["b1", "c1"]
 
 
+@pytest.mark.parametrize("batch_max", [1, 10])
+def test_a_stop_that_cancels_a_sink_gives_the_attempt_back(backend: str | None, tmp_path: Path, batch_max: int) -> None:
+    """A cancellation is a failure of the call, but nobody is left who would settle that one."""
+    app = App(backend or str(tmp_path / "shop.db"), settings=Settings(stop_timeout=0.05))
+    begun, hangs = asyncio.Event(), True
+
+    class Hangs(Shelf):
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            if hangs:
+                begun.set()
+                await asyncio.Event().wait()
+            await super().send(events)
+
+    sink = Hangs("crm", batch_max=batch_max)
+    deliver(app, sink, retry=retry(attempts=1))
+    for name in ("a1", "a2", "b1"):
+        app.log("orders").append("order.placed", name, key=name[0])
+
+    async def leave_while_it_hangs() -> None:
+        async with app.running():
+            await begun.wait()
+
+    asyncio.run(asyncio.wait_for(leave_while_it_hangs(), 30))
+    desk = app.operate()
+    assert [*desk.letters.list("dead"), *desk.letters.list("retrying")] == []
+    hangs = False
+    app.run(until_idle=True)
+    assert sorted(sink.got) == ["a1", "a2", "b1"]
+    assert sink.got.index("a1") < sink.got.index("a2")
+    app.close()
+
+
 def test_who_waits_for_company_is_not_sent_when_the_loop_has_ended(start: Any) -> None:
     """The next owner reads it again: two of them would send it."""
 
@@ -449,6 +482,10 @@ def test_total_order_refuses_to_deliver_side_by_side(app: App) -> None:
     orders = app.log("orders")
     with pytest.raises(UsageError, match="one at a time: leave concurrency out"):
         app.deliver(orders, to=Shelf("crm"), order="total", concurrency=2)
+    with pytest.raises(UsageError, match="leaves no time"):
+        deliver(app, Shelf("crm"), timeout=0)
+    with pytest.raises(UsageError, match="crm: timeout: "):
+        deliver(app, Shelf("crm"), timeout="soon")
     with pytest.raises(UsageError, match="from 1 on"):
         app.deliver(orders, to=Shelf("crm"), concurrency=0)
     app.deliver(orders, to=[Shelf("crm"), Shelf("erp")], order="total")

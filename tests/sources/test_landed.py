@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
 from redrive import App, UsageError
@@ -13,8 +16,8 @@ from redrive.event import NewEvent
 from redrive.replay.events import Wanted, following, newest
 from redrive.replay.ledger import verify
 from redrive.replay.prune_events import plan_events, prune_events
-from redrive.runner.land import Repeated
-from redrive.sources.port import Plain
+from redrive.runner.land import Landing, Repeated
+from redrive.sources.port import Message, Plain
 from redrive.store import landed
 
 
@@ -159,3 +162,33 @@ def test_versions_of_emissions_have_no_gap_whatever_came_between(app: App) -> No
         versions = [e.version for e in app.log("x").read_key(key)]
         assert versions == [*range(1, len(versions) + 1)]
     assert len(list(app.log("x").read())) == 200 + 49
+
+
+def test_nobody_appends_between_the_look_and_the_landing(postgres_url: str) -> None:
+    """It would have been found by nobody who looked, and then stood in the way: the reading had ended by that."""
+    app = App(postgres_url)
+    log = app.log("x")
+    log.append("a", 0)
+    duty: Any = SimpleNamespace(subscription=SimpleNamespace(source="x"), log_id=0, window=SimpleNamespace(position=0))
+    landing = Landing(duty, Any)
+    message = Message(0, "1", event("by-hand", "k"), has_id=True)
+    found: list[Any] = []
+
+    def look_and_land() -> None:
+        store: Any = app.runtime.store
+        with store.transaction() as tx:
+            try:
+                found.append(landing._append(tx, [message], is_wary=True)[1])
+            except Repeated as error:
+                found.append(error)
+
+    with psycopg.connect(postgres_url) as by_hand, psycopg.connect(postgres_url, autocommit=True) as looks:
+        log.append("a", 1, key="k", id="by-hand", tx=by_hand)
+        thread = threading.Thread(target=look_and_land)
+        thread.start()
+        while thread.is_alive() and not looks.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+            thread.join(0.01)
+        by_hand.commit()
+        thread.join(30)
+    assert found == [[]]
+    app.close()

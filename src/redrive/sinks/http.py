@@ -19,6 +19,7 @@ import msgspec
 from redrive.clock import SystemClock
 from redrive.errors import RetryLater, UsageError
 from redrive.observe.tracing import traced
+from redrive.policy.retry import seconds_of
 from redrive.sinks.addresses import SECRET_CHARS_MIN, Address, check_ip, literal
 from redrive.sinks.port import Sink
 from redrive.units import duration, show_duration
@@ -175,10 +176,7 @@ def under(url: str, path: str) -> str:
 
 def positive(value: str | float, name: str) -> float:
     """A duration that is not zero, as an option."""
-    try:
-        seconds = duration(value)
-    except ValueError as error:
-        raise UsageError(f"{name}: {error}") from None
+    seconds = seconds_of(name, value)
     if not seconds:
         raise UsageError(f"{name} is zero: nothing could ever be delivered")
     return seconds
