@@ -70,14 +70,18 @@ def test_a_projection_settles_with_one_wait(app: App, harness: Harness, monkeypa
     assert (seen(harness), found) == ([1, 2, 3], [1, 1])
 
 
-@pytest.mark.parametrize(("fails", "most"), [(False, 2), (True, 3)], ids=["applied", "a letter"])
+@pytest.mark.parametrize(("does", "most"), [("nothing", 1), ("fails", 2), ("emits", 4)])
 def test_a_handler_settles_with_few_waits(
-    app: App, harness: Harness, monkeypatch: pytest.MonkeyPatch, fails: bool, most: int
+    app: App, harness: Harness, monkeypatch: pytest.MonkeyPatch, does: str, most: int
 ) -> None:
+    """The fence is waited for only if there are effects, which are not to be tried by who is not the owner."""
+
     @app.on(app.log("orders"), start="first", retry=no_retry, order="none")
-    def handle(event: Any) -> None:
-        if fails:
+    def handle(event: Any, ctx: Any) -> None:
+        if does == "fails":
             raise ValueError("no")
+        if does == "emits":
+            ctx.emit(app.log("said"), "order.said", event.data)
 
     said(harness, 1)
     harness.run_until_idle()
@@ -85,7 +89,10 @@ def test_a_handler_settles_with_few_waits(
         said(harness, 2)
         harness.run_until_idle()
     assert found == [most]
-    assert len(harness.letters("dead")) == 2 * fails
+    assert (len(harness.letters("dead")), len(harness.emitted("said"))) == (
+        2 * (does == "fails"),
+        2 * (does == "emits"),
+    )
 
 
 def test_an_append_waits_for_its_event_and_for_its_commit(
@@ -127,6 +134,35 @@ def test_who_is_wrong_about_its_progress_writes_nothing(
     assert armed.fired
     assert seen(harness) == ([1] if change == "moved" else [1, 2, 3])
     assert len(called) >= 1 + 2, "it was called before it knew"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("place", ["round.called", "round.fenced"])
+def test_a_handler_that_is_wrong_about_its_progress_writes_its_letters_once(
+    app: App, harness: Harness, postgres_store: str, change: str, place: str
+) -> None:
+    """Its letters, too, are gone with the fence that did not hold; they are written by what is there, or not at all."""
+
+    @app.on(app.log("orders"), start="first", retry=no_retry, order="none")
+    def handle(event: Any) -> None:
+        raise ValueError("no")
+
+    said(harness, 1)
+    harness.run_until_idle()
+    said(harness, 2, 3)
+
+    def happens() -> None:
+        with psycopg.connect(postgres_store, autocommit=True) as other:
+            other.execute(CHANGES[change].encode())
+
+    with failpoint(place, happens) as armed:
+        harness.run_until_idle()
+        harness.advance("1m")
+    assert armed.fired
+    kept = sorted(letter.position for letter in harness.letters("dead"))
+    assert kept == ([1] if change == "moved" else [1, 2, 3])
+    [(attempts,)] = harness.query("SELECT count(*) FROM redrive.attempts")
+    assert attempts == len(kept)
 
 
 def test_what_is_paused_meanwhile_waits(app: App, harness: Harness, postgres_store: str) -> None:

@@ -27,7 +27,7 @@ from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.ahead import Ahead
 from redrive.store.log import events_after
-from redrive.store.port import StoreTx
+from redrive.store.port import Disbelief, StoreTx
 from redrive.store.sql import Row
 
 ROOM_SHARE = 8  # what part of a window is worth a look into the log while as much is ready
@@ -208,7 +208,7 @@ class Handling:
         hit("round.called")
         started = self.duty.engine.env.clock.monotonic()
         try:
-            settling = self._write(group, result, isolate=False)
+            settling = self._write_at_once(group, result)
         except _Isolate:
             settling = self._write_apart(group, result)
         except CommitRefused:
@@ -221,16 +221,26 @@ class Handling:
         if self.gate is not None:
             self.gate.fed(group, settling.now)
 
+    def _write_at_once(self, group: list[Work], result: Round) -> Settling:
+        try:
+            return self._write(group, result, isolate=False, believes=True)
+        except Disbelief:
+            return self._write(group, result, isolate=False)
+
     def _write_apart(self, group: list[Work], result: Round) -> Settling:
         try:
             return self._write(group, result, isolate=True)
         except CommitRefused:
             return self._write(group, result, isolate=True, strict=True)
 
-    def _write(self, group: list[Work], result: Round, *, isolate: bool, strict: bool = False) -> Settling:
+    def _write(
+        self, group: list[Work], result: Round, *, isolate: bool, strict: bool = False, believes: bool = False
+    ) -> Settling:
+        """`believes`: where the store is far, the fence is not waited for if there are no effects."""
         result.clear()
         with self.duty.engine.store.transaction() as tx:
-            settling = Settling(tx, self.duty, strict=strict)
+            believes = believes and tx.sql.is_far and not self._has_effects(group)
+            settling = Settling(tx, self.duty, strict=strict, believes=believes)
             hit("round.fenced")
             if self.keys is not None:
                 self.keys.feed(settling, group)
@@ -256,6 +266,10 @@ class Handling:
             if self._ahead is not None:
                 self._ahead.begin()
         return settling
+
+    def _has_effects(self, group: list[Work]) -> bool:
+        """Is anything to be done beside writing fates? A keeper does it elsewhere, where no fence is."""
+        return self.duty.keeper is not None or any(work.effects is not None for work in group)
 
     def _write_together(self, settling: Settling, works: list[Work]) -> None:
         """The ordinary case: nobody fails. If one does, all of it is written again, one by one."""
