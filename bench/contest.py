@@ -95,7 +95,7 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         Contestant("letters", "letters", "bench.letters:look", lambda lab: _letters_file(lab, sizes)),
         Contestant("listings", "letters", "bench.listings:look", lambda lab: _letters_file(lab, sizes)),
         Contestant("growth", "growth", "bench.redrives:projection", lambda lab: _big_file(lab, sizes.growth)),
-        Contestant("metrics", "metrics", "bench.watched:watched", own_file),
+        Contestant("metrics", "metrics", "bench.watched:watched", lambda lab: _big_file(lab, 4 * n)),
         Contestant("restart", "restart", "bench.restart:restart", own_file),
         plain("start", "start", "bench.start:start"),
         *_on_postgres(sizes),

@@ -78,7 +78,7 @@ def test_what_would_be_no_line_wakes_nobody(caplog: pytest.LogCaptureFixture) ->
     log_signals(signals)
     with caplog.at_level(logging.INFO, "redrive"):
         signals.tell([sig.Settled("charge", 1, 0, 7, 0.001)])
-        assert signals._thread is None
+        assert signals._hearing is None
         signals.tell([sig.Settled("charge", 1, 0, 7, 0.001), sig.Stopping("disk full")])
         signals.flush(10)
     assert [record.message.split()[0] for record in caplog.records] == ["stopping"]

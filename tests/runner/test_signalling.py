@@ -15,6 +15,7 @@ from msgspec.structs import asdict, fields
 
 from redrive import App, Reject, StoreError, auto_replay, breaker, no_retry, retry, rules
 from redrive.observe import signals as sig
+from redrive.observe.hearing import QUEUE_MAX
 from redrive.observe.logs import JsonFormatter, LogListener
 from redrive.settings import Settings
 from redrive.testing import Harness
@@ -157,12 +158,12 @@ def test_a_listener_that_is_too_slow_loses_signals_and_they_are_counted() -> Non
             changed.notify()
 
     signals.listen(slow)
-    for number in range(sig.QUEUE_MAX + 50):
+    for number in range(QUEUE_MAX + 50):
         signals.tell([sig.Appended("orders", 1, number)])
     assert 40 <= signals.dropped <= 50
     release.set()
     with changed:
-        assert changed.wait_for(lambda: len(heard) + signals.dropped == sig.QUEUE_MAX + 50, timeout=30)
+        assert changed.wait_for(lambda: len(heard) + signals.dropped == QUEUE_MAX + 50, timeout=30)
 
 
 def test_an_app_that_is_closed_leaves_no_thread_behind_and_all_was_heard(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redrive.errors import UsageError
 from redrive.observe import metrics as m
 from redrive.observe.metrics import HEARD, SCRAPED, TOLD, Heard, Labels, Metric
-from redrive.observe.signals import Signal, Signals
+from redrive.observe.signals import Patient, Signal, Signals
 from redrive.policy.action import BEHIND_HEAD, FAILING, REASONS
 from redrive.policy.healing import Cause, Ending
 
@@ -37,7 +37,7 @@ def client() -> Any:
     return prometheus_client
 
 
-class Metrics:
+class Metrics(Patient):
     """Listens, and keeps the counters and histograms of one process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

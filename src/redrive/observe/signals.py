@@ -6,16 +6,13 @@ loses signals (counted), never an event. No signal carries a payload.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-QUEUE_MAX = 10_000  # batches of signals; beyond it the newest are dropped and counted
+from redrive.observe.hearing import Hearing, quietly
 
 
 class Signal(msgspec.Struct, frozen=True):
@@ -285,7 +282,6 @@ ALL: tuple[type[Signal], ...] = (
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]
-Told = queue.Queue[Callable[[], Any] | None]
 
 
 class Choosy:
@@ -296,13 +292,16 @@ class Choosy:
         raise AssertionError
 
 
+class Patient:
+    """A listener that may hear of a batch some moments later, together with others: what counts has time."""
+
+
 class Signals:
     """Hands batches of signals to listeners, away from the engine's threads."""
 
     def __init__(self, *, inline: bool = False) -> None:
         self._listeners: list[Listener] = []
-        self._queue: Told = queue.Queue(QUEUE_MAX)
-        self._thread: threading.Thread | None = None
+        self._hearing: Hearing | None = None
         self._is_closed = False  # the thread ends when it comes to that
         self._lock = threading.Lock()
         self._inline = inline
@@ -324,19 +323,18 @@ class Signals:
         if batch and self._listeners:
             for listener in self._listeners:
                 # To wake a thread for what it would only throw away costs more than the commit it is told of.
-                if not isinstance(listener, Choosy) or listener.wants(batch):
+                if isinstance(listener, Choosy) and not listener.wants(batch):
+                    continue
+                if isinstance(listener, Patient) and not self._inline:
+                    self.dropped += not self._present().put_off(listener, batch)
+                else:
                     self.call(listener, batch)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run a user's hook where it can do no harm."""
         if self._inline:
-            _quietly(function, arguments)
-            return
-        if not self._has_thread:
-            self._begin()
-        try:
-            self._queue.put_nowait(lambda: _quietly(function, arguments))
-        except queue.Full:
+            quietly(function, *arguments)
+        elif not self._present().tell(lambda: quietly(function, *arguments)):
             self.dropped += 1
 
     def heir(self) -> Signals:
@@ -347,49 +345,26 @@ class Signals:
 
     def flush(self, timeout: float) -> None:
         """Wait until what was told has been heard, at most so long."""
-        if self._thread is not None and self._is_closed:
-            self._thread.join(timeout)
-        elif self._has_thread:
-            heard = threading.Event()
-            try:
-                self._queue.put_nowait(heard.set)
-            except queue.Full:
-                return
-            heard.wait(timeout)
+        hearing = self._hearing
+        if hearing is not None and self._is_closed:
+            hearing.thread.join(timeout)
+        elif hearing is not None and hearing.thread.is_alive():
+            hearing.flush(timeout)
 
     def close(self) -> None:
         """The thread ends when all that was told has been heard; whoever tells more gets another, in its turn."""
         with self._lock:
-            if self._has_thread:
-                with contextlib.suppress(queue.Full):  # a listener is slow, or hangs: its thread goes on
-                    self._queue.put_nowait(None)
-                    self._is_closed = True
+            if self._hearing is not None and not self._is_closed and self._hearing.thread.is_alive():
+                self._is_closed = self._hearing.end()
 
-    @property
-    def _has_thread(self) -> bool:
-        """Is there one that hears what is told from now on?"""
-        return self._thread is not None and not self._is_closed and self._thread.is_alive()
-
-    def _begin(self) -> None:
-        """A thread, and what it is told; the one before it may still be busy with what it was told."""
+    def _present(self) -> Hearing:
+        """The thread that hears what is told from now on."""
+        hearing = self._hearing
+        if hearing is not None and not self._is_closed and hearing.thread.is_alive():
+            return hearing
         with self._lock:
-            if self._has_thread:  # another was faster
-                return
-            former, self._queue, self._is_closed = self._thread, queue.Queue(QUEUE_MAX), False
-            hear = threading.Thread(target=_hear, args=(self._queue, former), name="redrive-signals", daemon=True)
-            hear.start()
-            self._thread = hear
-
-
-def _hear(told: Told, former: threading.Thread | None) -> None:
-    if former is not None:
-        former.join()
-    while (run := told.get()) is not None:
-        run()
-
-
-def _quietly(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    try:
-        function(*arguments)
-    except Exception:  # the user's code; the engine goes on
-        logging.getLogger("redrive").exception("a listener or on_error hook raised; processing goes on")
+            former = self._hearing
+            if former is None or self._is_closed or not former.thread.is_alive():  # else another was faster
+                self._hearing, self._is_closed = Hearing(None if former is None else former.thread), False
+            assert self._hearing is not None
+            return self._hearing
