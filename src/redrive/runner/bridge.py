@@ -22,9 +22,12 @@ class Bridge:
         self.start(job, future)
         return await future
 
-    def start(self, job: Callable[[], T], future: asyncio.Future[T]) -> None:
-        """Run a job where writing happens, for a future that somebody waits for; from any thread."""
-        self._store.submit(job, partial(answer, future))
+    def start(self, job: Callable[[], T], future: asyncio.Future[T], *, here: bool = False) -> None:
+        """Run a job where writing happens, for a future that somebody waits for; from any thread.
+
+        `here`: that may be this thread, if nobody else writes.
+        """
+        self._store.submit(job, partial(answer, future), here=here)
 
 
 def answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -113,9 +113,7 @@ class Landing:
             engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
             engine.store.news.told(added.rows[0][0], position)
         if events:  # who waits for them first: everybody who is woken wants the interpreter
-            if (
-                not self.source.acknowledges
-            ):  # else the broker hears of it first: nothing is pending while a function runs
+            if not self.source.acknowledges:  # else the broker hears of it first: nothing is pending meanwhile
                 engine.standing.begin(duty.subscription.source)
             engine.appended(duty.subscription.source)
             engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
@@ -277,7 +275,7 @@ class LandingLoop(AskingLoop):
             messages, starts = reader.read(positions, limit, wait), reader.starts
             if not (messages or starts):
                 return Read(messages, starts, None)
-            self.bridge.start(lambda: Read(messages, starts, self.landing.land(messages, starts)), future)
+            self.bridge.start(lambda: Read(messages, starts, self.landing.land(messages, starts)), future, here=True)
             return None
 
         def done(found: Read | None, error: BaseException | None) -> None:

@@ -301,8 +301,13 @@ class Store(Protocol):
         """Who tells when another connection has committed; None: nobody, and it has to be asked."""
         ...
 
-    def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run a job where writing happens; `done(result, error)` is called from there."""
+    def submit(
+        self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None], *, here: bool = False
+    ) -> None:
+        """Run a job where writing happens, one at a time and in order; `done(result, error)` is called from there.
+
+        `here`: that may be the caller's thread, if nobody is before it.
+        """
         ...
 
     @property

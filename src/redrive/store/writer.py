@@ -41,13 +41,22 @@ class Writer:
         self._store = store
         self._queue: queue.SimpleQueue[Appending | Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"redrive-writer {store.url}", daemon=True)
+        self._place = threading.Lock()  # held by a job: there is one at a time, on whatever thread
         self._stopped = False
         self._busy = False
         self._thread.start()
 
-    def submit(self, run: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Queue a job."""
-        self._put(Job(run, done))
+    def submit(
+        self, run: Callable[[], Any], done: Callable[[Any, BaseException | None], None], *, here: bool = False
+    ) -> None:
+        """Queue a job. `here`: if nobody is before it, it may be done by who asks; a change of threads takes time."""
+        if not (here and not self.is_busy and self._place.acquire(blocking=False)):
+            self._put(Job(run, done))
+            return
+        try:
+            run_here(run, done)
+        finally:
+            self._place.release()
 
     def append(self, appending: Appending) -> None:
         """Queue an append for the next group."""
@@ -105,7 +114,8 @@ class Writer:
                 self._store.checkpoint(last=True)
                 return
             if isinstance(item, Job):
-                run_here(item.run, item.done)
+                with self._place:
+                    run_here(item.run, item.done)
             item = None  # what it was about is not to wait in memory for the next one
             self._store.checkpoint()
 

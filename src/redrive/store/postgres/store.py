@@ -246,8 +246,8 @@ class PostgresStore:
 
     # ------------------------------------------------------------ jobs
 
-    def submit(self, job: Callable[[], Any], done: Done) -> None:
-        """Run on the writer thread (or at once, inline)."""
+    def submit(self, job: Callable[[], Any], done: Done, *, here: bool = False) -> None:
+        """Run on the writer thread (or at once, inline), which has a connection of its own."""
         if self._writer is not None:
             self._writer.submit(job, done)
         else:

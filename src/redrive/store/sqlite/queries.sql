@@ -7,6 +7,10 @@ INSERT INTO redrive_meta VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET
 -- Is this the identity of a subscription that was renamed?
 SELECT 1 FROM redrive_meta WHERE name LIKE 'identity:%' AND value = :identity
 
+-- name: fence
+-- First in every settling transaction, which has the write lock already: nobody moves what is looked at.
+SELECT parked_version, paused, quiet_until FROM redrive_progress WHERE member = ? AND epoch = ? AND position = ?
+
 -- ---------------------------------------------------------------- log
 
 -- name: event_insert

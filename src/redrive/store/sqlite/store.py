@@ -397,12 +397,14 @@ class SqliteStore:
 
     # ------------------------------------------------------------ jobs
 
-    def submit(self, job: Callable[[], Any], done: Done) -> None:
-        """Run on the writer thread (or at once, inline)."""
-        if self._writer is not None:
-            self._writer.submit(job, done)
-        else:
+    def submit(self, job: Callable[[], Any], done: Done, *, here: bool = False) -> None:
+        """Run on the writer thread (or at once, inline); `here`: or in this one, if that has nothing to do."""
+        if self._writer is None:
             run_here(job, done)
+            return
+        self._writer.submit(job, done, here=here)
+        if here and self._has_grown():
+            self._writer.nudge()
 
     @property
     def is_wanted(self) -> bool:

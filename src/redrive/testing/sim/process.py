@@ -137,7 +137,7 @@ class SimStore(SqliteStore):
         self._process, self._world = process, process.world
         self._seen_commits = -1
 
-    def submit(self, job: Callable[[], Any], done: Done) -> None:
+    def submit(self, job: Callable[[], Any], done: Done, *, here: bool = False) -> None:
         self._process.submit(job, done)
 
     def append(self, appending: Appending, *, here: bool = False) -> None:
