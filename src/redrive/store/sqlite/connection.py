@@ -7,6 +7,7 @@ choice per process: the stdlib's, which users, Django and SQLAlchemy use too.
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,8 @@ ISOLATION: Literal["DEFERRED"] = "DEFERRED"
 # The WAL starts over in the room it has: a sync of bytes that were overwritten takes half as long as one that also has
 # to make a longer file durable. What it grew beyond this, say under a long read transaction, is given back.
 WAL_KEPT_BYTES = 20_000_000  # the default checkpoint_pages, and the transaction that went past it
+
+BUSY_PAUSE = 0.002  # seconds between two tries for what SQLite does not wait for
 
 _WORLD = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM,
@@ -79,6 +82,18 @@ def holds_store(path: str) -> bool:
         raise StoreError(f"cannot open the store {path}: {error}") from error
 
 
+def _wal(connection: Connection, busy_timeout: float) -> str:
+    """The mode of the file, from now on. Who changes it must be alone with a new file, and SQLite does not wait."""
+    give_up = time.monotonic() + busy_timeout
+    while True:
+        try:
+            return str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= give_up:
+                raise
+        time.sleep(BUSY_PAUSE)
+
+
 def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_only: bool = False) -> Connection:
     """One connection with our settings: WAL, no automatic checkpoint, explicit transactions."""
     connection: Connection | None = None
@@ -96,7 +111,7 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
         if path != ":memory:":
-            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            mode = _wal(connection, busy_timeout)
             if mode != "wal":
                 raise UsageError(f"{path}: WAL mode is refused ({mode}); put the file on a local disk")
         connection.execute(f"PRAGMA synchronous = {synchronous}")

@@ -1,0 +1,44 @@
+"""Opening a new file while others do: whoever comes second waits, as for every other lock."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from redrive import StoreError
+from redrive.store.sqlite import SqliteStore
+from redrive.store.sqlite.connection import open_connection
+
+FILES, OPENERS = 100, 4
+
+
+def test_many_open_a_new_file_at_the_same_moment(tmp_path: Path) -> None:
+    """The first of them changes its mode, for which it must be alone: the others were told that it is locked."""
+    together = threading.Barrier(OPENERS)
+
+    def open_it(path: Path) -> str:
+        together.wait(30)
+        with closing(open_connection(str(path), synchronous="NORMAL", busy_timeout=10.0)) as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS seen (n)")
+            connection.commit()
+            return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+
+    with ThreadPoolExecutor(OPENERS) as pool:
+        for number in range(FILES):
+            paths = [tmp_path / f"{number}.db"] * OPENERS
+            assert list(pool.map(open_it, paths)) == ["wal"] * OPENERS
+
+
+def test_who_has_waited_long_enough_says_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE theirs (n)")
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM theirs").fetchall()  # while the file is not in WAL mode yet
+        with pytest.raises(StoreError, match=r"cannot open the store .* locked"):
+            SqliteStore(str(path), inline=True, busy_timeout=0.0)
