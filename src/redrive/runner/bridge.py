@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,12 +23,26 @@ class Bridge:
         self.start(job, future)
         return await future
 
-    def start(self, job: Callable[[], T], future: asyncio.Future[T], *, here: bool = False) -> None:
-        """Run a job where writing happens, for a future that somebody waits for; from any thread.
+    def start(self, job: Callable[[], T], future: asyncio.Future[T]) -> None:
+        """Run a job where writing happens, for a future that somebody waits for; from any thread."""
+        self._store.submit(job, partial(answer, future))
 
-        `here`: that may be this thread, if nobody else writes.
-        """
-        self._store.submit(job, partial(answer, future), here=here)
+    def run_here(self, job: Callable[[], T], future: asyncio.Future[T]) -> list[T]:
+        """Run a job in this thread and give its result, unless somebody else writes: then as `start`, and nothing."""
+        me, results, errors = get_ident(), list[T](), list[BaseException]()
+
+        def done(result: T, error: BaseException | None) -> None:
+            if get_ident() != me:
+                answer(future, result, error)
+            elif error is not None:
+                errors.append(error)
+            else:
+                results.append(result)
+
+        self._store.submit(job, done, here=True)
+        for error in errors:
+            raise error
+        return results
 
 
 def answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from redrive.event import NewEvent
@@ -33,6 +34,9 @@ READ_MAX = 1_000  # messages in one transaction
 MORE, SMALL_BYTES = 2, 1_000
 # Seconds for which a read may block: a stop waits for it. Short at first: who stops when idle, stops soon after.
 WAIT_MIN, WAIT_MAX = 0.01, 0.2
+AWAY_SECONDS_MAX = (
+    0.1  # what comes now and then is read and landed without a word to the loop, which has a lease to keep
+)
 WARY_BATCHES = 100  # where one message came again, others will
 
 log = logging.getLogger("redrive")
@@ -272,11 +276,7 @@ class LandingLoop(AskingLoop):
         future: asyncio.Future[Read] = asyncio.get_running_loop().create_future()
 
         def read() -> Read | None:
-            messages, starts = reader.read(positions, limit, wait), reader.starts
-            if not (messages or starts):
-                return Read(messages, starts, None)
-            self.bridge.start(lambda: Read(messages, starts, self.landing.land(messages, starts)), future, here=True)
-            return None
+            return self._read_and_land(reader, positions, limit, wait, future)
 
         def done(found: Read | None, error: BaseException | None) -> None:
             if found is not None or error is not None:
@@ -284,6 +284,28 @@ class LandingLoop(AskingLoop):
 
         self._thread.submit(run_here, read, done)
         return future
+
+    def _read_and_land(
+        self, reader: Reader, positions: Positions, limit: int, wait: float, future: asyncio.Future[Read]
+    ) -> Read | None:
+        """On the broker's thread: read and land, and again while few come at a time. None: it waits for who writes."""
+        clock, has_landed = self.duty.engine.env.clock, None
+        until = clock.monotonic() + AWAY_SECONDS_MAX
+        while True:
+            messages, starts = reader.read(positions, limit, wait), reader.starts
+            if not (messages or starts):
+                return Read(messages, positions if has_landed else starts, has_landed)
+            positions = {**positions, **starts, **{message.partition: message.position for message in messages}}
+            landed = self.bridge.run_here(partial(self._landed, Read(messages, positions, None), starts), future)
+            if not landed:
+                return None
+            has_landed = landed[0].landed
+            goes_on = has_landed and not (self.source.acknowledges or self.stopping) and len(messages) < READ_MAX
+            if not goes_on or clock.monotonic() >= until:
+                return landed[0]
+
+    def _landed(self, read: Read, starts: Positions) -> Read:
+        return read._replace(landed=self.landing.land(read.messages, starts))
 
 
 def _size(message: Message | Plain) -> int:

@@ -133,7 +133,14 @@ class ProjectionLoop(Loop):
             await self.rest(not self.wake.pending, self.pause_length())
         finally:
             was_begun = not standing.take_back(log, begin)
-        return await future if was_begun else None
+        if not was_begun:
+            return None
+        turn = await future
+        if (
+            self.wake.rung > 1
+        ):  # once by who began it, afterwards; the other time may have been news that came behind it
+            self.wake.ring()
+        return turn
 
 
 class HandlerLoop(Loop):

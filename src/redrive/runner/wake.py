@@ -17,6 +17,7 @@ class Wake:
         self._event = asyncio.Event()
         self._resting = resting  # set whenever some loop begins to wait
         self.is_waited_for = False
+        self.rung = self._rings = 0  # how often before the last wait ended, and since then
 
     @property
     def pending(self) -> bool:
@@ -25,6 +26,7 @@ class Wake:
 
     def ring(self) -> None:
         """Wake the loop; only from the event loop's thread."""
+        self._rings += 1
         self._event.set()
 
     async def wait(self, seconds: float | None) -> None:
@@ -42,6 +44,7 @@ class Wake:
                 if handle is not None:
                     handle.cancel()
         self._event.clear()
+        self.rung, self._rings = self._rings, 0
 
 
 async def watch(
