@@ -114,3 +114,57 @@ def test_a_patient_listener_that_raises_harms_nobody(late: None, caplog: pytest.
     signals.flush(30)
     assert counting.heard == [1]
     assert "a listener or on_error hook raised" in caplog.text
+
+
+def test_who_has_time_is_heard_although_there_is_always_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that is slower than what is told keeps the queue full; that is no reason to count nothing."""
+    monkeypatch.setattr(hearing, "LATE_SECONDS", 0.0)
+    signals, counting, enough = sig.Signals(), Counting(), threading.Event()
+    signals.listen(counting)
+    signals.listen(lambda batch: enough.wait(0.002))
+    number = 0
+    while not counting.calls and number < QUEUE_MAX // 2:
+        signals.tell(appended(number))
+        number += 1
+    counting.wait_for(1)
+    enough.set()
+
+
+def test_what_was_put_off_while_there_was_no_room_is_heard_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "LATE_SECONDS", 0.0)
+    signals, counting, blocked, go_on = sig.Signals(), Counting(), threading.Event(), threading.Event()
+
+    def block() -> None:
+        blocked.set()
+        go_on.wait(30)
+
+    signals.call(block)
+    assert blocked.wait(30)
+    for _ in range(QUEUE_MAX):
+        signals.call(lambda: None)
+    signals.listen(counting)
+    signals.tell(appended(1))
+    go_on.set()
+    counting.wait_for(1)
+    assert (counting.heard, signals.dropped) == ([1], 0)
+
+
+def test_who_is_held_up_between_two_words_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has heard all of it before the teller has said that there is something: what comes next is news."""
+    monkeypatch.setattr(hearing, "LATE_SECONDS", 0.0)
+    signals, counting = sig.Signals(), Counting()
+    signals.listen(counting)
+    put = hearing.Hearing._put
+
+    def slow(self: Any, run: Any) -> bool:
+        found = put(self, run)
+        counting.wait_for(1)
+        return found
+
+    signals.flush(30)
+    monkeypatch.setattr(hearing.Hearing, "_put", slow)
+    signals.tell(appended(1))
+    monkeypatch.setattr(hearing.Hearing, "_put", put)
+    signals.tell(appended(2))
+    counting.wait_for(2)
+    assert counting.heard == [1, 2]

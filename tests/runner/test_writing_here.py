@@ -115,3 +115,41 @@ def test_a_store_that_is_closed_does_nothing_anywhere(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(StoreError, match="closed"):
         store.submit(lambda: None, lambda result, error: None, here=True)
+
+
+def test_who_closes_the_store_waits_for_what_is_done_elsewhere(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "closing.db"))
+    settled(store)
+    begun, go_on, closing = threading.Event(), threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def job() -> int:
+        begun.set()
+        assert go_on.wait(30)
+        with store.transaction() as tx:
+            return int(tx.execute("SELECT 41 + 1").fetchone()[0])
+
+    def close() -> None:
+        closing.set()
+        store.close()
+
+    other = threading.Thread(
+        target=lambda: store.submit(job, lambda result, error: found.append((result, error)), here=True)
+    )
+    closer = threading.Thread(target=close)
+    other.start()
+    assert begun.wait(30)
+    closer.start()
+    assert closing.wait(30)
+    go_on.set()
+    closer.join(30)
+    other.join(30)
+    assert found == [(42, None)]
+
+
+def test_who_closes_the_store_from_within_does_not_wait_for_itself(tmp_path: Path) -> None:
+    store, found = SqliteStore(str(tmp_path / "within.db")), list[Any]()
+    settled(store)
+    store.submit(store._writer.stop, lambda result, error: found.append(error), here=True)  # type: ignore[union-attr]
+    assert found == [None]
+    store.close()

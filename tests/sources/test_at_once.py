@@ -104,3 +104,30 @@ def test_a_pause_ends_it_and_a_stop_does(
     asyncio.run(asyncio.wait_for(serve(), PATIENCE))
     app.close()
     assert len(seen.numbers) == 6
+
+
+def test_a_projection_that_hangs_there_does_not_hold_up_a_stop(tmp_path: Path, valkey_url: str, server: Any) -> None:
+    """Nobody waits for it longer than `stop_timeout`, and its thread does not keep the process from ending."""
+    app = App(str(tmp_path / "shop.db"), name="shop", settings=Settings(stop_timeout=0.1))
+    hangs, go_on, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    @app.projection(Stream(valkey_url, "orders", partitions=1), "order.placed", start="first")
+    def seen(event: Any, tx: Any) -> None:
+        threads.append(threading.current_thread())
+        if len(threads) > 5 and "intake" in threads[-1].name:
+            hangs.set()
+            assert go_on.wait(PATIENCE)
+
+    async def serve() -> None:
+        async with app.running():
+            while not hangs.is_set():
+                await asyncio.to_thread(say, server, 1)
+                await asyncio.sleep(0.005)
+
+    try:
+        asyncio.run(asyncio.wait_for(serve(), PATIENCE / 2))
+        assert hangs.is_set() and not go_on.is_set()
+        assert threads[-1].daemon
+    finally:
+        go_on.set()
+        app.close()

@@ -42,7 +42,9 @@ class Hearing:
             return False
         self._late.append((listener, signals))
         if not self._is_late:
-            self._is_late = self._put(self._begin_waiting)
+            self._is_late = True  # before it is said: the thread may have heard it all by the time we return
+            if not self._put(self._begin_waiting):
+                self._is_late = False  # the thread looks by itself when it has made room
         return True
 
     def flush(self, timeout: float) -> None:
@@ -75,15 +77,19 @@ class Hearing:
             self._former = None
         while True:
             wait = None if self._due is None else self._due - time.monotonic()
-            try:
-                run = self._told.get() if wait is None else self._told.get(wait > 0, max(0.0, wait))
-            except queue.Empty:
+            if wait is not None and wait <= 0:  # also if there is always something else to hear
                 self._catch_up()
+                continue
+            try:
+                run = self._told.get(timeout=wait)
+            except queue.Empty:
                 continue
             if run is None:
                 self._catch_up()
                 return
             run()
+            if self._late:
+                self._begin_waiting()
 
     def _begin_waiting(self) -> None:
         if self._due is None:

@@ -24,7 +24,6 @@ from redrive.runner.wake import Wake
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.sources.refusal import ID_COLLISION, refused
 from redrive.store import landed
-from redrive.store.groups import run_here
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
 
@@ -225,7 +224,10 @@ class LandingLoop(AskingLoop):
             if self._ahead is not None:
                 self._ahead.cancel()
                 self._ahead = None
-            await self._ask(reader.close)
+            closing = self._ask(reader.close)
+            closing.add_done_callback(heard)
+            if not self.abandoned:  # else a function may hang before it
+                await closing
 
     async def _round(self, reader: Reader) -> None:
         await self.renew_if_due()
@@ -282,7 +284,7 @@ class LandingLoop(AskingLoop):
             if found is not None or error is not None:
                 answer(future, found, error)
 
-        self._thread.submit(run_here, read, done)
+        self._thread.submit(read, done)
         return future
 
     def _read_and_land(

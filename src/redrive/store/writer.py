@@ -42,6 +42,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Appending | Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"redrive-writer {store.url}", daemon=True)
         self._place = threading.Lock()  # held by a job: there is one at a time, on whatever thread
+        self._here: int | None = None  # the thread that holds it, if that is not ours
         self._stopped = False
         self._busy = False
         self._thread.start()
@@ -54,25 +55,30 @@ class Writer:
             self._put(Job(run, done))
             return
         try:
+            self._check_open()
+            self._here = threading.get_ident()
             run_here(run, done)
         finally:
+            self._here = None
             self._place.release()
 
     def append(self, appending: Appending) -> None:
         """Queue an append for the next group."""
-        if self._stopped:
-            raise StoreError("the store is closed")
+        self._check_open()
         self._busy = True
         self._queue.put(appending)
 
     def nudge(self) -> None:
         """Somebody wrote without us: look what there is to be done after that."""
         if not self._stopped:
-            self._put(_NOTHING)
+            self._queue.put(_NOTHING)
 
-    def _put(self, item: Appending | Job) -> None:
+    def _check_open(self) -> None:
         if self._stopped:
             raise StoreError("the store is closed")
+
+    def _put(self, item: Appending | Job) -> None:
+        self._check_open()
         self._busy = True
         self._queue.put(item)
 
@@ -80,6 +86,11 @@ class Writer:
     def is_busy(self) -> bool:
         """Does the thread work, or is there something for it to do, or has it ended?"""
         return self._busy or self._stopped or not self._queue.empty()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Is the store being closed?"""
+        return self._stopped
 
     @property
     def is_here(self) -> bool:
@@ -91,12 +102,12 @@ class Writer:
         return not self._queue.empty()
 
     def stop(self) -> None:
-        """Do what is queued, then end."""
+        """Do what is queued or being done elsewhere, then end. Who stops it from within a job does not wait."""
         if not self._stopped:
             self._stopped = True
             self._queue.put(None)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
+        if threading.get_ident() not in (self._thread.ident, self._here):
+            self._thread.join()
 
     def _loop(self) -> None:
         item: Appending | Job | None
@@ -111,7 +122,8 @@ class Writer:
             while isinstance(item, Appending):
                 item = self._append_waiting(item)
             if item is None:
-                self._store.checkpoint(last=True)
+                with self._place:
+                    self._store.checkpoint(last=True)
                 return
             if isinstance(item, Job):
                 with self._place:

@@ -1,8 +1,8 @@
 """The SQLite store: two writing connections (FULL, NORMAL) behind one mutex, readers beside them.
 
-All writing of the engine happens on one thread (`writer.py`); `transaction()` in a user's thread
-takes the same mutex. Checkpoints run only while we hold the write lock. `inline=True` runs every
-job in the caller's thread: the simulator and the test harness need that.
+The engine writes one job at a time, on one thread (`writer.py`) or on that of who asks while it has nothing
+to do; `transaction()` in a user's thread takes the same mutex. Checkpoints run only while we hold the write
+lock. `inline=True` runs every job in the caller's thread: the simulator and the test harness need that.
 """
 
 from __future__ import annotations
@@ -403,7 +403,7 @@ class SqliteStore:
             run_here(job, done)
             return
         self._writer.submit(job, done, here=here)
-        if here and self._has_grown():
+        if here and not self._writer.is_stopped and self._has_grown():
             self._writer.nudge()
 
     @property
