@@ -17,6 +17,9 @@ from redrive import App
 TOTALS = "SELECT (SELECT coalesce(sum(cents), 0) FROM balance), (SELECT coalesce(sum(cents), 0) FROM balance_rows)"
 
 
+READS_MIN = 25  # by each of them
+
+
 class Readers:
     """Threads that read the totals again and again, on connections of their own, until told to stop."""
 
@@ -28,6 +31,11 @@ class Readers:
         self._threads = [threading.Thread(target=self._loop, args=(name, read, path)) for name, read in readers]
         for thread in self._threads:
             thread.start()
+
+    async def have_read(self, times: int) -> None:
+        """Each of them has read so often, or met something."""
+        while not self.errors and min(self.counts.values()) < times:
+            await asyncio.sleep(0.005)
 
     def stop(self) -> None:
         self.done.set()
@@ -85,10 +93,12 @@ def work_among_readers(path: str, flakes: str, acks: str, seed: int, upto: int, 
     async def main() -> None:
         async with app.running():
             readers = Readers(path)
+            await readers.have_read(1)  # SQLAlchemy may take longer to import than all of the work
             writer.start()
             await asyncio.to_thread(produce, path, acks, seed, upto)
             while any(status.lag_events for status in app.operate("test").status()):
                 await asyncio.sleep(0.005)
+            await readers.have_read(READS_MIN)
             done.set()
             writer.join()
             readers.stop()

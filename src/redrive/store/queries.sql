@@ -104,11 +104,6 @@ SELECT member, subscription, position, anchor, epoch, parked_version, applied, i
        owner, lease_until, lease_set_at, unclean, boot, settled_at, last_type, last_time_us
 FROM redrive_progress WHERE subscription = ? ORDER BY member
 
--- name: fence
--- First in every settling transaction. No row: another owner, or progress is not where we believe. Locks the row.
-UPDATE redrive_progress SET epoch = epoch WHERE member = ? AND epoch = ? AND position = ?
-RETURNING parked_version, paused, quiet_until
-
 -- name: lock_subscription
 -- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
 UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription

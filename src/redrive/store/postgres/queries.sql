@@ -128,6 +128,11 @@ SELECT 1 FROM redrive_progress WHERE subscription = :subscription FOR UPDATE
 -- The server's own, whatever the caller's clock says.
 SELECT redrive.clock() WHERE :now::float8 IS NOT NULL
 
+-- name: fence
+-- First in every settling transaction. No row: another owner, or progress is not where we believe. Locks the row.
+UPDATE redrive_progress SET epoch = epoch WHERE member = ? AND epoch = ? AND position = ?
+RETURNING parked_version, paused, quiet_until
+
 -- name: pg_fence_believed
 -- The fence for one whose answer is known, so that nobody waits for it. If it is another one the server refuses whatever
 -- was sent with it, a COMMIT too.
