@@ -112,6 +112,12 @@ CHANGES = {
 }
 
 
+def happen(store: str, change: str) -> None:
+    """Somebody else does this now."""
+    with psycopg.connect(store, autocommit=True) as other:
+        other.execute(CHANGES[change].encode())
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("place", ["batch.read", "batch.fenced"])
 def test_who_is_wrong_about_its_progress_writes_nothing(
@@ -124,11 +130,7 @@ def test_who_is_wrong_about_its_progress_writes_nothing(
     harness.run_until_idle()
     said(harness, 2, 3)
 
-    def happens() -> None:
-        with psycopg.connect(postgres_store, autocommit=True) as other:
-            other.execute(CHANGES[change].encode())
-
-    with failpoint(place, happens) as armed:
+    with failpoint(place, lambda: happen(postgres_store, change)) as armed:
         harness.run_until_idle()
         harness.advance("1m")
     assert armed.fired
@@ -151,11 +153,7 @@ def test_a_handler_that_is_wrong_about_its_progress_writes_its_letters_once(
     harness.run_until_idle()
     said(harness, 2, 3)
 
-    def happens() -> None:
-        with psycopg.connect(postgres_store, autocommit=True) as other:
-            other.execute(CHANGES[change].encode())
-
-    with failpoint(place, happens) as armed:
+    with failpoint(place, lambda: happen(postgres_store, change)) as armed:
         harness.run_until_idle()
         harness.advance("1m")
     assert armed.fired
@@ -194,12 +192,7 @@ def test_a_function_that_passes_over_every_error_does_not_commit_what_was_refuse
     said(harness, 1)
     harness.run_until_idle()
     said(harness, 2)
-
-    def happens() -> None:
-        with psycopg.connect(postgres_store, autocommit=True) as other:
-            other.execute(CHANGES["an operator"].encode())
-
-    with failpoint("batch.read", happens):
+    with failpoint("batch.read", lambda: happen(postgres_store, "an operator")):
         harness.run_until_idle()
     assert heard == ["Disbelief"]
     assert seen(harness) == [1, 2]

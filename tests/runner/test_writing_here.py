@@ -141,6 +141,9 @@ def test_who_closes_the_store_waits_for_what_is_done_elsewhere(tmp_path: Path) -
     assert begun.wait(30)
     closer.start()
     assert closing.wait(30)
+    assert store._writer is not None
+    store._writer._thread.join(0.2)
+    assert store._writer._thread.is_alive(), "it waits for the job"
     go_on.set()
     closer.join(30)
     other.join(30)

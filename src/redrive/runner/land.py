@@ -33,9 +33,8 @@ READ_MAX = 1_000  # messages in one transaction
 MORE, SMALL_BYTES = 2, 1_000
 # Seconds for which a read may block: a stop waits for it. Short at first: who stops when idle, stops soon after.
 WAIT_MIN, WAIT_MAX = 0.01, 0.2
-AWAY_SECONDS_MAX = (
-    0.1  # what comes now and then is read and landed without a word to the loop, which has a lease to keep
-)
+# Seconds for which what comes now and then is read and landed without a word to the loop, which has a lease to keep.
+AWAY_SECONDS_MAX = 0.1
 WARY_BATCHES = 100  # where one message came again, others will
 
 log = logging.getLogger("redrive")

@@ -136,9 +136,8 @@ class ProjectionLoop(Loop):
         if not was_begun:
             return None
         turn = await future
-        if (
-            self.wake.rung > 1
-        ):  # once by who began it, afterwards; the other time may have been news that came behind it
+        # Who began it has rung once, afterwards. Another time may have been for news that came behind the turn.
+        if self.wake.rung > 1:
             self.wake.ring()
         return turn
 
