@@ -12,7 +12,10 @@ import pytest
 from redrive import App, IdConflict, VersionConflict
 from redrive.draft import draft
 from redrive.errors import StoreError
+from redrive.observe.signals import Appended
 from redrive.settings import Settings
+from redrive.sources import answers
+from redrive.store import writer
 from redrive.store.sqlite.connection import ROLLBACK
 from redrive.testing.failpoints import failpoint
 
@@ -37,6 +40,72 @@ def test_a_group_counts_positions_and_versions_one_by_one(tmp_path: Path) -> Non
             assert [event.version for event in events] == list(range(1, len(events) + 1))
             assert [event.position for event in events] == sorted(event.position for event in events)
     app.close()
+
+
+def produced(app: App, count: int) -> tuple[list[Any], list[int]]:
+    """What so many producers get that ask in the same round of the loop, and how many appends were told at a time."""
+    told: list[int] = []
+    app.listen(lambda batch: told.extend(signal.count for signal in batch if isinstance(signal, Appended)))
+
+    async def main() -> list[Any]:
+        log = app.log("orders")
+        return await asyncio.gather(*(log.append_async("made", n, key=f"k{n % 7}") for n in range(count)))
+
+    events = asyncio.run(main())
+    app.runtime.signals.flush(30)
+    return events, told
+
+
+def test_what_is_asked_for_in_one_round_of_the_loop_is_committed_and_told_at_once(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    commits: list[None] = []
+    with failpoint("append.committed", lambda: commits.append(None)):
+        events, told = produced(app, 300)
+    assert [event.data for event in events] == [event.data for event in app.log("orders").read()] == [*range(300)]
+    assert (len(commits), told) == (1, [300])
+    app.close()
+
+
+def test_a_commit_has_its_limit_however_many_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (answers, writer):
+        monkeypatch.setattr(module, "APPEND_GROUP_MAX", 64)
+    app = App(str(tmp_path / "shop.db"))
+    events, told = produced(app, 300)
+    assert [event.position for event in events] == [*range(1, 301)]
+    assert told == [64, 64, 64, 64, 44]
+    app.close()
+
+
+def test_each_who_asked_in_a_round_is_refused_for_a_reason_of_its_own(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    log = app.log("orders")
+    log.append("made", 0, key="a", id="x")
+
+    async def main() -> list[Any]:
+        given: list[dict[str, Any]] = [{"id": "x"}, {"expected_version": 7}, {"expected_version": 1}, {}]
+        return await asyncio.gather(
+            *(log.append_async("made", 1, key="a", **one) for one in given), return_exceptions=True
+        )
+
+    taken, late, right, plain = asyncio.run(main())
+    assert isinstance(taken, IdConflict) and isinstance(late, VersionConflict)
+    assert (right.version, plain.version) == (2, 3)
+    assert [event.version for event in log.read()] == [1, 2, 3]
+    app.close()
+
+
+def test_who_asks_a_store_that_is_closed_before_the_round_is_over_is_told(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    log = app.log("orders")
+
+    async def main() -> list[Any]:
+        waiting = [asyncio.ensure_future(log.append_async("made", n)) for n in range(3)]
+        await asyncio.sleep(0)  # they have asked, and nothing is sent yet
+        app.runtime.store.close()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(main())] == [StoreError] * 3
+    assert App(str(tmp_path / "shop.db")).log("orders").read_key("made") == []
 
 
 def test_an_id_given_twice_in_one_list_is_one_event(tmp_path: Path) -> None:

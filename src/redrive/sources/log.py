@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from redrive.context import Tx, check_unversioned
@@ -14,6 +14,7 @@ from redrive.errors import UsageError
 from redrive.event import Event, NewEvent, from_row, scheduled_from, withdrawal
 from redrive.store.address import is_same
 from redrive.store.port import Appending
+from redrive.store.rehearsing import check_off_stage
 from redrive.tracking.intake import Door, Intake
 from redrive.tracking.track import misfit, track
 from redrive.tracking.tracker import FLUSH_SECONDS
@@ -139,18 +140,22 @@ class Log:
         runtime = self._runtime
         event = draft(runtime.types, runtime.env, type, data, key, id, headers, time, expected_version, after, at)
         self._check((event,))
+        check_off_stage()
         if runtime.transacting is not None and runtime.is_transacting():
             raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
-        if self._answers is None:
-            from redrive.sources.answers import Answers  # a producer that never awaits need not load asyncio
+        row = await self._answers_here().ask(event)
+        return _event(row, runtime.types)
 
-            self._answers = Answers()
-        self._answers = answers = self._answers.here()
-        future = answers.loop.create_future()
-        runtime.store.append(Appending(self.name, (event,), partial(answers.put, future)))
-        rows = await future
-        runtime.notify(self.name, rows)
-        return _event(rows[0], runtime.types)
+    def _answers_here(self) -> Answers:
+        """Those that go to the loop that runs now."""
+        from asyncio import get_running_loop  # a producer that never awaits need not load asyncio
+
+        loop, answers = get_running_loop(), self._answers
+        if answers is None or answers.loop is not loop:
+            from redrive.sources.answers import Answers
+
+            self._answers = answers = Answers(self._runtime, self.name, loop)
+        return answers
 
     def cancel(self, id: str, *, tx: Any = None) -> bool:
         """Take a scheduled event back. False if there is none: it has come due, or was taken back before.

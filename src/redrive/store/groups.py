@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from redrive.errors import EventError, NotBegun, UsageError
+from redrive.event import NewEvent
 from redrive.store.append import Batch, append_all
 from redrive.store.port import Appending, StoreTx
 from redrive.store.sql import Row
@@ -29,13 +30,10 @@ def append_group(group: list[Appending], opening: Opening, sync: Callable[[Any],
         try:
             batches = [(item.log, item.events) for item in group]
             rows = _begun(lambda: _append_all(batches, opening, sync), tries)
-            if all(len(item.events) == 1 for item in group):  # as nearly always
-                outcomes = [([row], None) for row in rows]
-            else:
-                following = iter(rows)
-                outcomes = [(list(islice(following, len(item.events))), None) for item in group]
+            following = iter(rows)
+            outcomes = [(list(islice(following, len(item.events))), None) for item in group]
         except (EventError, UsageError):  # somebody's event is refused: the others once more
-            if len(group) == 1:
+            if len(group) == 1 and not group[0].apart:
                 raise
             outcomes = _begun(lambda: _append_each(group, opening, sync), tries)
     except BaseException as error:
@@ -64,21 +62,32 @@ def _append_all(batches: Sequence[Batch], opening: Opening, sync: Callable[[Any]
 
 
 def _append_each(group: list[Appending], opening: Opening, sync: Callable[[Any], None]) -> list[Outcome]:
-    """Each behind a savepoint."""
+    """Each caller's behind a savepoint."""
     outcomes: list[Outcome] = []
     with opening() as tx:
         for item in group:
-            tx.savepoint()
-            try:
-                rows, repeated = tx.logs.append(item.log, item.events)
-                if repeated:
-                    sync(tx)
-                outcomes.append((rows, None))
-            except (EventError, UsageError) as error:
-                tx.undo()
-                outcomes.append((None, error))
-            tx.keep()
+            if item.apart:
+                each = [_append_guarded(tx, item.log, [event], sync) for event in item.events]
+                outcomes.append(([error or rows[0] for rows, error in each], None))
+            else:
+                outcomes.append(_append_guarded(tx, item.log, item.events, sync))
     return outcomes
+
+
+def _append_guarded(tx: StoreTx, log: str, events: Sequence[NewEvent], sync: Callable[[Any], None]) -> Outcome:
+    """All of them, or none and the reason."""
+    tx.savepoint()
+    outcome: Outcome
+    try:
+        rows, repeated = tx.logs.append(log, events)
+        if repeated:
+            sync(tx)
+        outcome = rows, None
+    except (EventError, UsageError) as error:
+        tx.undo()
+        outcome = None, error
+    tx.keep()
+    return outcome
 
 
 def run_here(job: Callable[[], Any], done: Done) -> None:

@@ -111,6 +111,7 @@ class Appending:
     log: str
     events: Sequence[NewEvent]
     done: Callable[[Any, BaseException | None], Callable[[], None] | None]  # returns what to call when all are answered
+    apart: bool = False  # each event is another caller's, who gets a row or an error of its own: `done` is given both
 
 
 class LateError(Exception):

@@ -12,7 +12,7 @@ from redrive.errors import StoreError
 from redrive.store.groups import run_here
 from redrive.store.port import Appending
 
-APPEND_GROUP_MAX = 1000  # calls per commit: bounds the time the write lock is held
+APPEND_GROUP_MAX = 1000  # events per commit, but for one call that has more: bounds the time the write lock is held
 IDLE_SECONDS = 1.0  # without work this long, there is time for what can wait
 
 
@@ -134,8 +134,9 @@ class Writer:
     def _append_waiting(self, first: Appending) -> Appending | Job | None:
         """Commit everything that waits together; returns the next item, an empty job if there is none."""
         group: list[Appending] = [first]
+        count = len(first.events)
         following: Appending | Job | None = _NOTHING
-        while len(group) < APPEND_GROUP_MAX:
+        while count < APPEND_GROUP_MAX:
             try:
                 following = self._queue.get_nowait()
             except queue.Empty:
@@ -144,6 +145,7 @@ class Writer:
             if not isinstance(following, Appending):
                 break
             group.append(following)
+            count += len(following.events)
             following = _NOTHING
         self._store.append_group(group)
         return following
