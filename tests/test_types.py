@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.errors import EventError, UsageError
+from redrive.errors import EventError, Undecodable, UsageError
 from redrive.event import Event
 from redrive.types import EventTypes, event
 
@@ -334,6 +334,44 @@ def test_an_event_gives_its_data_as_its_class() -> None:
     )
     assert stored.data.cents == 4200
     assert stored.data is stored.data
+
+
+def data_of(types: EventTypes, kind: str, raw: bytes, schema: int = 1) -> Any:
+    stored: Event[Any] = Event(1, "id", kind, None, None, schema, 0, None, raw, types)
+    return stored.data
+
+
+def test_an_event_that_was_plain_json_when_it_was_last_read_is_of_its_class_as_soon_as_there_is_one() -> None:
+    types = EventTypes()
+    for kind in ("types.marked", "types.registered", "types.lifted"):
+        assert data_of(types, kind, b'{"cents":1}') == {"cents": 1} == data_of(types, kind, b'{"cents":1}')
+    assert types.plain == {"types.marked", "types.registered", "types.lifted"}
+
+    @event("types.marked")
+    class Marked(msgspec.Struct):
+        cents: int
+
+    assert data_of(types, "types.marked", b'{"cents":1}') == Marked(1)
+
+    class Registered(msgspec.Struct):
+        cents: int
+
+    Registered.__redrive_event__ = ("types.registered", 1)  # type: ignore[attr-defined]  # no registry hears of it
+    assert data_of(types, "types.registered", b'{"cents":1}') == {"cents": 1}
+    types.register(Registered)
+    assert data_of(types, "types.registered", b'{"cents":1}') == Registered(1)
+
+    assert data_of(types, "types.lifted", b'{"cents":1}') == {"cents": 1}
+    types.upcast("types.lifted", 1, lambda data: {**data, "lifted": True})
+    assert data_of(types, "types.lifted", b'{"cents":1}') == {"cents": 1, "lifted": True}
+
+
+@pytest.mark.parametrize("raw", [b"{", b'"\xff"', b"[" * 5_000 + b"]" * 5_000])
+def test_plain_json_that_cannot_be_read_is_undecodable_however_often_its_type_was_read(raw: bytes) -> None:
+    types = EventTypes()
+    assert data_of(types, "types.plain", b"1") == 1
+    with pytest.raises(Undecodable, match=r"types\.plain"):
+        data_of(types, "types.plain", raw)
 
 
 TYPED_PROGRAM = """

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import force_setattr
 
-from redrive.codec import NOT_JSON
+from redrive.codec import NOT_JSON, from_json
 from redrive.errors import EventError, Undecodable, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +60,12 @@ class Event(msgspec.Struct, Generic[T_co], frozen=True, eq=False, gc=False):  # 
         """The decoded payload; raises Undecodable if it does not fit the event's type."""
         data = self._data
         if data is UNSET:
-            data = self.types.decode(self.type, self.schema, self.data_raw)
+            try:  # nearly all are plain JSON, and one more call would take as long as reading it
+                data = from_json(self.data_raw) if self.type in self.types.plain else UNSET
+            except (*NOT_JSON, RecursionError):
+                data = UNSET
+            if data is UNSET:  # there is more to it, or to be said of it
+                data = self.types.decode(self.type, self.schema, self.data_raw)
             force_setattr(self, "_data", data)
         return data  # type: ignore[no-any-return]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from redrive.codec import encode_data, from_json, is_model
 from redrive.errors import EventError, UsageError
@@ -23,6 +24,7 @@ _PLAIN_MAX = 1_000  # type names remembered as plain JSON; they come from outsid
 
 _marked: dict[str, list[type]] = {}  # every decorated class of the process, by event type
 _marks = 0  # grows with each decoration, so that registries notice
+_registries: WeakSet[EventTypes] = WeakSet()
 
 
 def event(name: str, *, schema: int = 1) -> Callable[[C], C]:
@@ -51,6 +53,8 @@ def event(name: str, *, schema: int = 1) -> Callable[[C], C]:
         setattr(cls, MARK, (name, schema))
         _marked[name] = [*(other for other in _marked.get(name, ()) if not _same(other, cls)), cls]
         _marks += 1
+        for types in list(_registries):
+            types.plain.clear()
         return cls
 
     return mark
@@ -63,7 +67,9 @@ class EventTypes:
         self._classes: dict[str, type] = {}
         self._upcasts: dict[str, dict[int, Upcast]] = {}
         self._readers: dict[str, Reader] = {}
+        self.plain: set[str] = set()  # types that are known to be plain JSON: asked for each event, see Event.data
         self._seen = _marks
+        _registries.add(self)
 
     def register(self, cls: type) -> None:
         """Make `cls` the class of its event type here, whoever else claims the name in this process."""
@@ -76,6 +82,7 @@ class EventTypes:
             )
         self._classes[name] = cls
         self._readers.pop(name, None)
+        self.plain.discard(name)
 
     def name_of(self, cls: type) -> str:
         """The event type of a decorated class, which is registered by this."""
@@ -91,6 +98,7 @@ class EventTypes:
         if known is not fn:
             raise UsageError(f"upcast({name!r}, {from_schema}) is given twice: {_show(known)} and {_show(fn)}")
         self._readers.pop(name, None)
+        self.plain.discard(name)
 
     def schema_of(self, name: str) -> int:
         """The schema new events of this type are stored with."""
@@ -148,6 +156,7 @@ class EventTypes:
         if self._seen != _marks:
             self._seen = _marks
             self._readers.clear()
+            self.plain.clear()
         reader = self._readers.get(name)
         return self._new_reader(name) if reader is None else reader
 
@@ -158,6 +167,10 @@ class EventTypes:
         reader = Reader(name, schema, upcasts, make_decoder(cls), plain=cls is None and not upcasts)
         if not reader.plain or len(self._readers) < _PLAIN_MAX:
             self._readers[name] = reader
+            if reader.plain:
+                self.plain.add(name)
+                if self._seen != _marks:  # a class was marked meanwhile, on another thread
+                    self.plain.clear()
         return reader
 
 

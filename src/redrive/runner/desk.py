@@ -167,10 +167,9 @@ class Desk:
         odd = self.duty.lanes or self.duty.horizon or self.duty.suspects
         for work in works:
             lane = work.lane
-            if lane is None and work.head is None and not work.reruns:
-                continue  # nobody waits for what is in no lane
             if odd or lane is None or work.follow or work.chained:
-                self.free(work)
+                if lane is not None or work.head is not None or work.reruns:  # nobody waits for what is in no lane
+                    self.free(work)
             elif queue := waiting[lane]:  # the ordinary case, quickly
                 started += 1
                 follower = queue.pop(0)

@@ -80,12 +80,12 @@ class Loop:
             self.duty.engine.signals.tell([sig.LaneFull(self.duty.subscription.name, lane, size)])
         self._full_lane = lane
 
-    async def rest(self, idle: bool, seconds: float) -> None:
-        """Wait for news; `idle` says that nothing is left to do."""
+    async def rest(self, idle: bool, seconds: float, *, hears: bool = True) -> None:
+        """Wait for news; `idle` says that nothing is left to do, `hears` that something could be made of it."""
         self.idle = idle
         if idle:
             self.on_idle()
-        await self.wake.wait(seconds)
+        await self.wake.wait(seconds, hears=hears)
         self.idle = False
 
     def stop(self) -> None:
@@ -198,7 +198,8 @@ class HandlerLoop(Loop):
             raise StoreError(self.work.halt)
         if not asked and (not self.desk.outbox or self._staff.gathers):
             nothing = self._has_nothing() and not self._delayed and not self.wake.pending
-            await self.rest(nothing, self._pause())
+            hears = bool(room or paused or held or shut)  # else there is no room for what others commit
+            await self.rest(nothing, self._pause(), hears=hears)
             self._is_dry = False
 
     def _has_nothing(self) -> bool:

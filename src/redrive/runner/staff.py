@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from msgspec import UNSET
+from msgspec.structs import force_setattr
+
 from redrive.context import Ctx
 from redrive.policy import outcome as out
 from redrive.runner.call import attempt_all, attempt_works
@@ -121,7 +124,7 @@ class Staff:
             else:
                 called(work)
             if work.outcome is out.APPLIED:  # nobody asks for its data again: what it takes is free for the next one
-                work.event.forget()  # type: ignore[union-attr]
+                force_setattr(work.event, "_data", UNSET)  # type: ignore[arg-type]  # forget, without the call
             outbox.append(work)
             del running[work]
             if gate is not None and gate.called(work):

@@ -29,14 +29,15 @@ class Wake:
         self._rings += 1
         self._event.set()
 
-    async def wait(self, seconds: float | None) -> None:
-        """Until it rings, or so many seconds at most."""
+    async def wait(self, seconds: float | None, *, hears: bool = True) -> None:
+        """Until it rings, or so many seconds at most; `hears`: commits of other processes are news to it."""
         if not self._event.is_set() and (seconds is None or seconds > 0):
             handle = None
             if seconds is not None:
                 handle = asyncio.get_running_loop().call_later(seconds, self._event.set)
-            self.is_waited_for = True
-            self._resting.set()
+            self.is_waited_for = hears
+            if hears:
+                self._resting.set()
             try:
                 await self._event.wait()
             finally:
