@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from redrive import cloudevents
 from redrive.codec import NOT_JSON, check_data, from_json, to_json
 from redrive.errors import EventError, UsageError
-from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers
+from redrive.event import NewEvent, check_id, check_key, check_time, check_type, encode_headers
 from redrive.sources.refusal import UNDECODABLE, refusal
 from redrive.subscription import REFUSED
 
@@ -150,8 +150,8 @@ def _event(
 
 def _time_us(text: str) -> int:
     if text.isdigit():
-        return int(text) * 1_000  # milliseconds, as brokers have it
+        return check_time(int(text) * 1_000)  # milliseconds, as brokers have it
     found = datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise EventError(f"the time {text!r} has no zone")
-    return round(found.timestamp() * 1e6)
+    return check_time(round(found.timestamp() * 1e6))
