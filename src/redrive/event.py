@@ -278,6 +278,14 @@ def check_subscription(name: str) -> str:
         raise UsageError(str(error)) from None
 
 
+def check_source(name: str) -> str:
+    """The name of a broker's stream or topic, likewise."""
+    try:
+        return _check_word(name, "name of a stream or topic", "orders")
+    except EventError as error:
+        raise UsageError(str(error)) from None
+
+
 def _check_word(name: str, what: str, like: str) -> str:
     _check_name(name, what)
     if " " in name or (not name.isprintable() and any(map(str.isspace, name))):

@@ -117,6 +117,17 @@ class Codec:
         return _event(known, {}, data, place, names)
 
 
+def codec_of(name: str, format: Format, codec: Codec | None) -> Codec:
+    """How a source is read: by a format, or by a codec that says more."""
+    if codec is None:
+        return Codec(format)
+    if not isinstance(codec, Codec):
+        raise UsageError(f"{name}: codec= takes a Codec(…), not {codec!r}; a format goes by its name, format=")
+    if format not in ("auto", codec.format):
+        raise UsageError(f"{name}: format={format!r}, but the codec reads {codec.format!r}; give one of them")
+    return codec
+
+
 def _said(text: bytes | None, check: Callable[[str], str]) -> str | None:
     """What can be read of a message that cannot be read."""
     try:
