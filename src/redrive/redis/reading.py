@@ -166,7 +166,7 @@ class Census(NamedTuple):
     def of(cls, state: Any) -> Census:
         """An answer to XINFO STREAM."""
         if isinstance(state, redis.ResponseError) and "no such key" in str(state).lower():
-            return cls(FIRST, None, FIRST, 0, None)
+            return cls(FIRST, None, FIRST, 0, 0)  # what it will have has been added since
         if isinstance(state, redis.RedisError):
             raise state
         first = state.get("first-entry")
