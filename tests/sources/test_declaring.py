@@ -31,6 +31,14 @@ def test_an_address_of_any_kind_is_taken(url: str) -> None:
     assert Stream(url, "orders").url == url
 
 
+@pytest.mark.parametrize("option", ["decode_responses=True", "decode_responses=0", "encoding=utf-16"])
+def test_an_address_that_makes_texts_of_bytes_is_refused(option: str) -> None:
+    """What was read in order counted as lost at its source, and was passed over."""
+    for declare in (lambda url: Stream(url, "orders"), lambda url: LetterStream(url, name="dead")):
+        with pytest.raises(UsageError, match=f"leave {option.partition('=')[0]} out"):
+            declare(f"{URL}?socket_timeout=5&{option}")
+
+
 def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'redrive\[redis\]'"):

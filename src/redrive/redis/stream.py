@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from redrive.errors import UsageError
 from redrive.event import check_source
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MIN_IDLE = "60s"
 SCHEMES = ("redis://", "rediss://", "unix://")
+TEXTS = {"decode_responses", "encoding", "encoding_errors"}  # options of the driver that would change what we are told
 
 
 def check_url(name: str, url: str) -> str:
@@ -32,11 +33,14 @@ def check_url(name: str, url: str) -> str:
     if find_spec("redis") is None:
         raise UsageError(f"{name}: Redis and Valkey need a driver: pip install 'redrive[redis]'")
     try:
-        if url.startswith(SCHEMES) and urlsplit(url).port != 0:
-            return url
+        is_one = url.startswith(SCHEMES) and urlsplit(url).port != 0
     except (AttributeError, ValueError):  # no text, or a port that is no number
-        pass
-    raise UsageError(f"{name}: the address of its server is like redis://HOST:6379/0, or rediss://… or unix://…")
+        is_one = False
+    if not is_one:
+        raise UsageError(f"{name}: the address of its server is like redis://HOST:6379/0, or rediss://… or unix://…")
+    if texts := sorted(TEXTS & parse_qs(urlsplit(url).query).keys()):
+        raise UsageError(f"{name}: leave {texts[0]} out of the address: what is read and written are bytes")
+    return url
 
 
 class Stream(Source):
