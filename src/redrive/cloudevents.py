@@ -18,7 +18,7 @@ import msgspec
 
 from redrive.codec import NOT_JSON, check_data, from_json, to_json
 from redrive.errors import EventError, Undecodable
-from redrive.event import NewEvent, Stored, check_id, check_key, check_type, encode_headers
+from redrive.event import NewEvent, Stored, check_id, check_key, check_time, check_type, encode_headers
 
 SOURCE = "urn:redrive:log:"
 LINE_BYTES_MAX = 4_000_000  # the data as base64, the headers, and room for escapes
@@ -235,7 +235,7 @@ def _time(text: str | None, now_us: int) -> int:
     if not _TIME.fullmatch(text):
         raise EventError(f"time {text!r} is not like 2026-01-31T03:00:00Z")
     try:
-        return (datetime.fromisoformat(text.upper()) - _EPOCH) // _MICROSECOND
+        return check_time((datetime.fromisoformat(text.upper()) - _EPOCH) // _MICROSECOND)
     except (ValueError, OverflowError) as error:
         raise EventError(f"time {text!r}: {error}") from None
 

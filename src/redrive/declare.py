@@ -229,13 +229,17 @@ class Declarations:
         name = target.outbox
         if name in self._outboxes:
             raise UsageError(f"{name}: there is an outbox of this name; declare it once, and use it in all places")
+        try:
+            kept = duration(keep)
+        except ValueError as error:
+            raise UsageError(f"{name}: keep: {error}") from None
         self._logs[name] = outbox = Outbox(self.runtime, name)
         self.deliver(
             outbox, to=target.sink(name), order=order, start="first", retry=retry, letters=letters, replay=replay,
             concurrency=concurrency, timeout=timeout, breaker=breaker, limit=limit, on_error=on_error,
             partitions=partitions,
         )  # fmt: skip
-        self.subscriptions[name] = replace(self.subscriptions[name], keep=duration(keep))
+        self.subscriptions[name] = replace(self.subscriptions[name], keep=kept)
         self._outboxes.add(name)
         return outbox
 

@@ -31,6 +31,7 @@ NAME_CHARS_MAX = 200  # types and ids: they appear in every listing, metric and 
 HEADERS_BYTES_MAX = 16_384  # what common HTTP servers take for all headers together, so that any sink can pass them on
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TIME_US_MIN, TIME_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999  # the years 1 to 9999: all a datetime has
 _EMISSIONS = uuid5(NAMESPACE_URL, "urn:redrive:emission").bytes  # must never change: stored ids are made of it
 _VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # a UUID keeps two bits of this digit
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -282,6 +283,14 @@ def check_subscription(name: str) -> str:
         raise UsageError(str(error)) from None
 
 
+def check_source(name: str) -> str:
+    """The name of a broker's stream or topic, likewise."""
+    try:
+        return _check_word(name, "name of a stream or topic", "orders")
+    except EventError as error:
+        raise UsageError(str(error)) from None
+
+
 def _check_word(name: str, what: str, like: str) -> str:
     _check_name(name, what)
     if " " in name or (not name.isprintable() and any(map(str.isspace, name))):
@@ -292,6 +301,13 @@ def _check_word(name: str, what: str, like: str) -> str:
 def check_id(event_id: str) -> str:
     """The event id, if it can be stored and shown."""
     return _check_name(event_id, "event id")
+
+
+def check_time(time_us: int) -> int:
+    """Microseconds since 1970, if there is a time for them."""
+    if not TIME_US_MIN <= time_us <= TIME_US_MAX:
+        raise EventError("the time is not in the years 1 to 9999, UTC")
+    return time_us
 
 
 def encode_headers(headers: Mapping[str, str] | None) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,31 @@ def test_streams_and_indexes_are_brought_back_as_files_are(shops: Any, server: A
     assert [one.event_id for one in shop.harness.letters()] == [event.id]
     shop.harness.replay()
     assert [one.state for one in shop.harness.letters()] == ["applied"]
+
+
+def test_what_was_no_event_when_it_came_is_told_and_its_bytes_are_in_the_mirror(
+    server: Any, valkey_url: str, tmp_path: Path
+) -> None:
+    def make(*to: Any) -> tuple[App, Harness]:
+        app = App("/nonexistent/x.db", name="shop")
+        app.projection(Stream(valkey_url, "orders", partitions=1), name="charge")(lambda event, tx: None)
+        if to:
+            app.mirror(to=to)
+        return app, Harness(app)
+
+    server.xadd("orders", {"data": "{broken"})
+    with make(mirrors.files(tmp_path, name="dead-files"))[1] as harness:
+        harness.run_until_idle()
+    server.delete("orders")
+    app, harness = make()
+    with harness:
+        harness.run_until_idle()
+        desk, found = app.operate("ada"), list(read(str(tmp_path)))
+        brought = bring_back(desk.operator, desk.letters, found, "gone")
+    assert [why for _, why in brought.skipped] == [
+        "it was no event when it came; what came is in the mirror, as base64 in its data"
+    ]
+    assert base64.b64encode(b"{broken") in bytes(found[0].event)
 
 
 @pytest.mark.parametrize("with_id", [True, False])

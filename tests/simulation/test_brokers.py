@@ -77,7 +77,8 @@ class Play:
             deeds += [] if self.trims else [self.other_reads, self.drop_group, self.drop_consumer] * 2
         deeds += [getattr(self, name) for name in self.more] * 4
         try:
-            self.say()  # what was gone before anybody came is not ours to miss
+            if self.dice.random() < 0.5:  # else who reads is there before who writes
+                self.say()  # what was gone before anybody came is not ours to miss
             self.work()
             for _ in range(STEPS):
                 self.dice.choice(deeds)()

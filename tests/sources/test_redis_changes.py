@@ -102,6 +102,19 @@ def test_what_is_trimmed_between_the_first_start_and_the_first_entry_is_told(
         assert shop.reasons == ["lost_at_source"]
 
 
+@pytest.mark.parametrize("way", [{"partitions": 1}, {"partitions": 2}, {}], ids=["in order", "several", "group"])
+def test_what_is_trimmed_of_a_stream_that_was_not_there_at_the_first_start_is_told(
+    opened: Opened, server: Any, way: dict[str, Any]
+) -> None:
+    with opened(**way):
+        pass
+    say(server, 5, "orders:1" if way.get("partitions") == 2 else "orders")
+    server.xtrim("orders:1" if way.get("partitions") == 2 else "orders", maxlen=2, approximate=False)
+    with opened(**way) as shop:
+        assert len(shop.given) == 2
+        assert shop.reasons == ["lost_at_source"]
+
+
 @FILE
 @WAYS
 @pytest.mark.parametrize("landed", [0, 4])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrive.codec import are_plain, check_data
 from redrive.errors import EventError
-from redrive.event import NewEvent, check_id, check_key, check_type
+from redrive.event import TIME_US_MAX, NewEvent, check_id, check_key, check_type
 from redrive.sources.codec import Place
 from redrive.sources.port import Message, Plain
 from redrive.sources.quick import ENVELOPE, TEXTS_MAX, TOGETHER_MAX
@@ -56,10 +56,10 @@ class Decoder:
             partition, position, raw_key = message.partition(), str(message.offset()), message.key()
             id, time_us = f"{prefix}{partition}/{position}", message.timestamp()[1] * 1_000
             key, headers = keys.get(raw_key), message.headers()
-            if is_plain and not headers and time_us >= 0 and (key or not raw_key):
+            if is_plain and not headers and 0 <= time_us <= TIME_US_MAX and (key or not raw_key):
                 yield Plain(partition, position, False, id, name, key, time_us, value)  # type: ignore[arg-type]
             else:
-                place = Place(id, name, None, max(time_us, 0))
+                place = Place(id, name, None, min(max(time_us, 0), TIME_US_MAX))
                 yield self._one(partition, position, place, raw_key, value, headers or (), is_plain=is_plain)
 
     def _one(

@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from redrive.errors import UsageError
-from redrive.event import check_type
+from redrive.event import check_source
+from redrive.policy.retry import seconds_of
 from redrive.sinks.brokers import BrokerSink, Sender, check_format
-from redrive.sources.codec import Codec, Format
+from redrive.sources.codec import Codec, Format, codec_of
 from redrive.sources.port import Reader, Source
-from redrive.units import duration
 
 log = logging.getLogger("redrive.kafka")
 
@@ -79,20 +79,28 @@ class Topic(Source):
     ) -> None:
         if find_spec("confluent_kafka") is None:
             raise UsageError(f"topic {name!r}: Kafka needs a driver: pip install 'redrive[kafka]'")
-        check_type(name)
+        check_source(name)
         if len(name) > NAME_CHARS_MAX:
             raise UsageError(f"topic {name[:40]}…: a name has {NAME_CHARS_MAX} characters at most")
         if lost not in ("halt", "letter"):
             raise UsageError(f'topic {name!r}: lost is "halt" or "letter", not {lost!r}')
         if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
             raise UsageError(f"topic {name!r}: generation counts from 1, it is not {generation!r}")
+        if not isinstance(bootstrap, str) or not bootstrap.strip():
+            raise UsageError(
+                f"topic {name!r}: name its brokers, as HOST:PORT or HOST:PORT,HOST:PORT, not {bootstrap!r}"
+            )
+        if options is not None and not isinstance(options, Mapping):
+            raise UsageError(
+                f"topic {name!r}: options= takes a dict of librdkafka's options, not {type(options).__name__}"
+            )
         for option in options or {}:
             if reason := _OURS.get(option):
                 raise UsageError(f"topic {name!r}: {option} cannot be set: {reason}")
         self.bootstrap, self.name, self.options = bootstrap, name, dict(options or {})
         self.partitions = 1  # how many there are is known to the broker, and may change
-        self.codec, self.lost, self.generation = codec or Codec(format), lost, generation
-        self.look_every = duration(look_every)
+        self.codec, self.lost, self.generation = codec_of(name, format, codec), lost, generation
+        self.look_every = seconds_of(f"topic {name!r}: look_every", look_every)
 
     def check_order(self, order: str) -> None:
         """Partitions have no common order."""

@@ -68,11 +68,7 @@ class GroupReader(StreamReader):
             start = FIRST  # another stream of that name: what has landed is recognised by its id
         # With the number, a server that counts goes on counting, and what was trimmed meanwhile is missed.
         count = census.gone if start == FIRST else place.number
-        try:
-            self.server.xgroup_create(name, self.group, id=start, mkstream=True, entries_read=count)
-        except redis.ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
+        if not self._create(start, count):
             if is_new:
                 start = self._begun()
             else:
@@ -80,6 +76,18 @@ class GroupReader(StreamReader):
         if is_new:  # or a store that is set back to now, before anything has landed, would not know
             self.starts = {0: f"{start};{start}"}
         self._made = True
+
+    def _create(self, start: str, count: int | None) -> bool:
+        """False: there is one."""
+        try:
+            self.server.xgroup_create(self.stream.name, self.group, id=start, mkstream=True, entries_read=count)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" in str(error):
+                return False
+            if count != 0:
+                raise
+            return self._create(start, None)  # where there is no stream, a server that does not count takes no count
+        return True
 
     def _begun(self) -> str:
         """Where a group is that somebody else has made: what it had handed out, and was finished, is not ours."""

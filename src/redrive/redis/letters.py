@@ -20,6 +20,7 @@ from redrive.errors import EventError, MirrorDown, UsageError
 from redrive.failpoints import hit
 from redrive.mirrors.entry import NOTHING, Entry, decode, encode
 from redrive.mirrors.port import Mirror
+from redrive.redis.stream import check_url
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -32,7 +33,7 @@ _DATA, _LETTER, _METADATA = b"data", b"_letter", b"_dlq_metadata"
 class _RedisMirror(Mirror):
     def __init__(self, url: str, name: str) -> None:
         super().__init__(name)
-        self.url = url
+        self.url = check_url(name, url)
         self._open: Redis | None = None
 
     @property

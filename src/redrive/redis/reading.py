@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import redis
 
 from redrive.errors import Halted, SourceDown
-from redrive.event import NewEvent
+from redrive.event import TIME_US_MAX, NewEvent
 from redrive.redis.ids import FIRST, id_of
 from redrive.sources.codec import Place as Origin
 from redrive.sources.port import Message, Plain, Positions, Reader
@@ -87,6 +87,8 @@ class StreamReader(Reader):
         for (where, fields), checked in zip(entries, self._quick.checked(entries), strict=True):
             position, plain = where.decode(), None
             id, time_us = f"{name}:{position}"[-200:], int(where[: where.index(b"-")]) * 1_000
+            if time_us > TIME_US_MAX:  # ids may be anything that grows
+                time_us = TIME_US_MAX
             if type(fields) is list:
                 plain = decode(fields, partition, position, id, time_us, checked)
             if plain is not None:
@@ -111,7 +113,7 @@ class StreamReader(Reader):
         stream = self.stream
         event = refusal(
             LOST, f"{stream.streams[partition]}: {why}", id=f"{stream.streams[partition]}:{position}:lost"[-200:],
-            type=REFUSED, key=None, time_us=id_of(position.partition("+")[0])[0] * 1_000,
+            type=REFUSED, key=None, time_us=min(id_of(position.partition("+")[0])[0] * 1_000, TIME_US_MAX),
         )  # fmt: skip
         return Message(partition, position, event, True)
 
@@ -164,7 +166,7 @@ class Census(NamedTuple):
     def of(cls, state: Any) -> Census:
         """An answer to XINFO STREAM."""
         if isinstance(state, redis.ResponseError) and "no such key" in str(state).lower():
-            return cls(FIRST, None, FIRST, 0, None)
+            return cls(FIRST, None, FIRST, 0, 0)  # what it will have has been added since
         if isinstance(state, redis.RedisError):
             raise state
         first = state.get("first-entry")

@@ -8,20 +8,39 @@ whoever else reads in it; a group hands out entries in nobody's order, so `order
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 from redrive.errors import UsageError
-from redrive.event import check_type
+from redrive.event import check_source
 from redrive.policy.partitions import PARTITIONS_MAX
+from redrive.policy.retry import seconds_of
 from redrive.sinks.brokers import BrokerSink, Sender, check_format
-from redrive.sources.codec import Codec, Format
+from redrive.sources.codec import Codec, Format, codec_of
 from redrive.sources.port import Reader, Source
-from redrive.units import duration
 
 if TYPE_CHECKING:
     from redis import ConnectionPool, Redis
 
 MIN_IDLE = "60s"
+SCHEMES = ("redis://", "rediss://", "unix://")
+TEXTS = {"decode_responses", "encoding", "encoding_errors"}  # options of the driver that would change what we are told
+
+
+def check_url(name: str, url: str) -> str:
+    """The address of a server, if it is one and there is a driver for it; what it says of passwords is not shown."""
+    if find_spec("redis") is None:
+        raise UsageError(f"{name}: Redis and Valkey need a driver: pip install 'redrive[redis]'")
+    try:
+        is_one = url.startswith(SCHEMES) and urlsplit(url).port != 0
+    except (AttributeError, ValueError):  # no text, or a port that is no number
+        is_one = False
+    if not is_one:
+        raise UsageError(f"{name}: the address of its server is like redis://HOST:6379/0, or rediss://… or unix://…")
+    if texts := sorted(TEXTS & parse_qs(urlsplit(url).query).keys()):
+        raise UsageError(f"{name}: leave {texts[0]} out of the address: what is read and written are bytes")
+    return url
 
 
 class Stream(Source):
@@ -47,18 +66,19 @@ class Stream(Source):
         maxlen: int | None = None,
         backfill: bool = False,
     ) -> None:
-        check_type(name)
+        check_source(name)
         if backfill:
             self.behind = f"{self.scheme}:{name}"
-            name = check_type(f"{name}:backfill")
-        if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
+            name = check_source(f"{name}:backfill")
+        if partitions is not None and not (type(partitions) is int and 1 <= partitions <= PARTITIONS_MAX):
             raise UsageError(f"{name}: partitions={partitions!r}; give a number from 1 to {PARTITIONS_MAX:,}")
-        if maxlen is not None and maxlen < 1:
+        if maxlen is not None and not (type(maxlen) is int and maxlen >= 1):
             raise UsageError(f"{name}: maxlen={maxlen!r}; give the number of entries that are to stay, about")
-        self.url, self.name, self.maxlen = url, name, maxlen
+        self.url, self.name, self.maxlen = check_url(name, url), name, maxlen
         self.ordered, self.acknowledges = partitions is not None, partitions is None
         self.partitions = partitions or 1
-        self.min_idle, self.codec = duration(min_idle), codec or Codec(format)
+        self.min_idle = seconds_of(f"{name}: min_idle", min_idle)
+        self.codec = codec_of(name, format, codec)
 
     @property
     def streams(self) -> list[str]:

@@ -21,6 +21,7 @@ from redrive.policy.letters import OPEN, State
 from redrive.policy.outcome import NO_FAILURE, Failure
 from redrive.replay.deed import Operator
 from redrive.replay.letters import LetterDesk
+from redrive.sources.refusal import REASONS as REFUSALS
 from redrive.store.filters import Asked
 from redrive.store.letters import NewLetter
 from redrive.store.port import StoreTx, Subscribed
@@ -137,6 +138,8 @@ class _Import:
             try:
                 if entries[0].event == NOTHING:
                     raise EventError("the mirror does not have its event")
+                if entries[0].reason in REFUSALS:
+                    raise EventError("it was no event when it came; what came is in the mirror, as base64 in its data")
                 event = cloudevents.decode(entries[0].event, int(self.now * 1e6))
             except EventError as error:
                 for one in mine:

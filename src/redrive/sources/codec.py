@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from redrive import cloudevents
 from redrive.codec import NOT_JSON, check_data, from_json, to_json
 from redrive.errors import EventError, UsageError
-from redrive.event import NewEvent, check_id, check_key, check_type, encode_headers
-from redrive.sources.refusal import UNDECODABLE, refusal
+from redrive.event import NewEvent, check_id, check_key, check_time, check_type, encode_headers
+from redrive.sources.refusal import RAW_MAX, UNDECODABLE, refusal
 from redrive.subscription import REFUSED
 
 Format = Literal["auto", "cloudevents", "json", "raw"]
@@ -55,6 +55,8 @@ class Codec:
         except (EventError, UnicodeDecodeError, ValueError) as error:
             raw = body if body is not None else to_json({name: value.hex() for name, value in fields.items()})
             why = f"the message at {place.id} is no event: {error}"
+            if len(raw) > RAW_MAX:
+                why += f"; of its {len(raw):,} bytes the first {RAW_MAX:,} are kept"
             kind, key = _said(fields.get(self.type), check_type), _said(fields.get(self.key), check_key)
             known = refusal(
                 UNDECODABLE,
@@ -72,7 +74,7 @@ class Codec:
             binary = {name[3:]: value for name, value in fields.items() if name.startswith(BINARY)}
             if "specversion" in binary:
                 return self._binary(binary, body, place), True
-            if body is not None and (self.format == "cloudevents" or b'"specversion"' in body):
+            if body is not None and (self.format == "cloudevents" or _is_envelope(body)):
                 return cloudevents.decode(body, place.time_us), True
             if self.format == "cloudevents":
                 raise EventError("it has neither ce_ fields nor a body")
@@ -110,9 +112,20 @@ class Codec:
         if not isinstance(found, dict):
             raise EventError("its body is not a JSON object")
         names = (self.id, self.type, self.key, self.time)
-        known = {name: str(value) for name in names if (value := _inside(found, name)) is not None}
+        known = {name: _word(name, value) for name in names if (value := _inside(found, name)) is not None}
         data = body if self.data not in found else to_json(found[self.data])
         return _event(known, {}, data, place, names)
+
+
+def codec_of(name: str, format: Format, codec: Codec | None) -> Codec:
+    """How a source is read: by a format, or by a codec that says more."""
+    if codec is None:
+        return Codec(format)
+    if not isinstance(codec, Codec):
+        raise UsageError(f"{name}: codec= takes a Codec(…), not {codec!r}; a format goes by its name, format=")
+    if format not in ("auto", codec.format):
+        raise UsageError(f"{name}: format={format!r}, but the codec reads {codec.format!r}; give one of them")
+    return codec
 
 
 def _said(text: bytes | None, check: Callable[[str], str]) -> str | None:
@@ -132,6 +145,23 @@ def _inside(found: Any, path: str) -> Any:
     return found
 
 
+def _is_envelope(body: bytes) -> bool:
+    """Is it a CloudEvent, and not data that has one, or the word, somewhere in it?"""
+    if b'"specversion"' not in body:
+        return False
+    try:
+        found = from_json(body)
+    except (*NOT_JSON, RecursionError):  # told by whoever reads it as data
+        return False
+    return isinstance(found, dict) and "specversion" in found
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, dict | list):
+        raise EventError(f"its {name} is neither a text nor a number")
+    return str(value)
+
+
 def _event(
     known: Mapping[str, str], headers: Mapping[str, str], data: bytes, place: Place, names: tuple[str, str, str, str]
 ) -> tuple[NewEvent, bool]:
@@ -149,9 +179,14 @@ def _event(
 
 
 def _time_us(text: str) -> int:
-    if text.isdigit():
-        return int(text) * 1_000  # milliseconds, as brokers have it
-    found = datetime.fromisoformat(text)
+    if text.isdecimal():
+        return check_time(int(text) * 1_000)  # milliseconds, as brokers have it
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise EventError(
+            f"the time {text[:40]!r} is neither like 2026-01-31T03:00:00Z nor whole milliseconds since 1970"
+        ) from None
     if found.tzinfo is None:
         raise EventError(f"the time {text!r} has no zone")
-    return round(found.timestamp() * 1e6)
+    return check_time(round(found.timestamp() * 1e6))

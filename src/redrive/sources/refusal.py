@@ -19,7 +19,7 @@ from redrive.event import Event, NewEvent
 from redrive.sources.port import Message, Plain
 
 SCHEMA: Final = 0
-UNDECODABLE, ID_COLLISION, LOST = "undecodable", "id_collision", "lost_at_source"
+UNDECODABLE, ID_COLLISION, LOST = REASONS = "undecodable", "id_collision", "lost_at_source"
 RAW_MAX = 700_000  # bytes of a message that are kept with it: as base64 they fit into an event
 
 
