@@ -115,6 +115,41 @@ def test_a_list_that_is_refused_as_a_whole_is_sent_one_by_one(app: App, harness:
     ]
 
 
+@pytest.mark.parametrize(
+    "errors",
+    [{7: KeyError("b1")}, {-1: KeyError("b1")}, {"1": KeyError("b1")}, {1: "no"}],
+    ids=["beyond", "negative", "text", "no exception"],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_refusal_that_cannot_be_understood_delivers_nothing(
+    app: App, harness: Harness, errors: dict[Any, Any], alone: bool
+) -> None:
+    class Muddled(Shelf):
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            await super().send(events)
+            if any(event.data == "b1" for event in events):
+                raise SomeFailed(errors)
+
+    deliver(app, Muddled("crm", batch_max=1 if alone else 10), concurrency=1)
+    put(harness, "a1", "b1", "c1")
+    harness.run_until_idle()
+    harness.advance("1m")
+    assert [(letter.key, letter.state, letter.reason) for letter in harness.letters()] == [("b", "dead", "permanent")]
+    assert "SomeFailed" in harness.letters()[0].error_message
+
+
+def test_a_refusal_of_nobody_delivers_all(app: App, harness: Harness) -> None:
+    class Polite(Shelf):
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            await super().send(events)
+            raise SomeFailed({})
+
+    deliver(app, Polite("crm", batch_max=10))
+    put(harness, "a1", "b1")
+    harness.run_until_idle()
+    assert harness.letters() == []
+
+
 def harness_id(harness: Harness, name: str) -> str:
     return next(event.id for event in harness.app.log("orders").read() if event.data == name)
 

@@ -59,5 +59,7 @@ class SomeFailed(Exception):
     """Some items of a list were not delivered: their index and the error of each. The rest was."""
 
     def __init__(self, errors: Mapping[int, BaseException]) -> None:
+        if not all(isinstance(at, int) and isinstance(error, BaseException) for at, error in errors.items()):
+            raise UsageError("SomeFailed takes {index: exception} of the events that failed, counted from 0")
         super().__init__(f"{len(errors)} of the events were refused")
         self.errors = dict(errors)
