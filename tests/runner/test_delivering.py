@@ -508,6 +508,47 @@ def test_what_is_no_sink_no_breaker_or_no_limit_is_refused(app: App, wrong: dict
         app.deliver(app.log("orders"), **wrong)
 
 
+class Plain(Sink):
+    def send(self, events: Sequence[Event[Any]]) -> None:  # type: ignore[override]
+        """Would be called, and then called again because nothing came that can be waited for."""
+
+
+class Mute(Sink):
+    """Has no send."""
+
+
+class Nameless(Shelf):
+    def __init__(self) -> None:
+        """Forgets to say who it is."""
+
+
+def sized(**options: Any) -> Sink:
+    sink = Shelf("crm")
+    for name, option in options.items():
+        setattr(sink, name, option)
+    return sink
+
+
+@pytest.mark.parametrize(
+    ("sink", "why"),
+    [
+        (Plain("crm"), "crm: send is an async def"),
+        (Mute("crm"), "crm: it has no send"),
+        (Nameless(), "Nameless has no name: .*super"),
+        (Shelf("two words"), "subscription's name 'two words' contains white space"),
+        (sized(batch_max=0), "crm: batch_max=0; give a number from 1 on"),
+        (sized(batch_max="10"), "crm: batch_max='10'; give a number from 1 on"),
+        (sized(batch_wait="1s"), "crm: batch_wait='1s'; give seconds, as a number"),
+        (sized(batch_wait=-1.0), "crm: batch_wait=-1.0; give seconds, as a number"),
+        ("https://example.com", "takes sinks, such as webhook.*, not 'https://example.com'"),
+        (7, "takes sinks, such as webhook.*, not 7"),
+    ],
+)
+def test_a_sink_that_could_never_deliver_is_refused(app: App, sink: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        app.deliver(app.log("orders"), to=sink)
+
+
 def test_a_delivery_to_nowhere_is_refused(app: App) -> None:
     with pytest.raises(UsageError, match="to= is empty"):
         app.deliver(app.log("orders"), to=[])
