@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -317,3 +318,19 @@ def test_the_contract_says_what_is_missing() -> None:
         SinkContract().make_sink()
     with pytest.raises(AssertionError, match="delivered"):
         SinkContract().delivered()
+
+
+def test_the_sink_of_the_guide_keeps_the_contract() -> None:
+    page = (Path(__file__).parents[2] / "docs/guide/delivery.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        if "Shelf" in block:
+            exec(block, names)  # noqa: S102
+    made = names["TestShelf"]
+    rules = [name for name in dir(made) if name.startswith("test_")]
+    for rule in rules:
+        story = made()
+        story.setup_method()
+        getattr(story, rule)()
+    assert len(rules) > 10
