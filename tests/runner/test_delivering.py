@@ -200,6 +200,19 @@ def test_probing_lets_few_through_and_a_relapse_opens_again(app: App, harness: H
     assert len(sink.got) == 20
 
 
+def test_what_queues_behind_an_event_that_an_open_breaker_holds_is_nothing_to_do(app: App, harness: Harness) -> None:
+    sink = Shelf("crm")
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=1, breaker=breaker(failures=1, cooldown="24h", probes=1))
+    put(harness, "a1", "b1", "b2")
+    harness.run_until_idle()
+    assert sink.calls == 1
+    sink.down = None
+    harness.advance("25h")
+    assert sorted(sink.got) == ["a1", "b1", "b2"]
+    assert sink.got.index("b1") < sink.got.index("b2")
+
+
 def test_probes_that_were_allowed_and_not_made_are_not_lost(app: App, harness: Harness) -> None:
     """With one call at a time a relapse leaves two of three unused: others would think them under way."""
     sink = Shelf("crm", clock=harness.clock)
