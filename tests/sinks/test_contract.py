@@ -6,6 +6,7 @@ import io
 import json
 import re
 import resource
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -320,17 +321,14 @@ def test_the_contract_says_what_is_missing() -> None:
         SinkContract().delivered()
 
 
-def test_the_sink_of_the_guide_keeps_the_contract() -> None:
+def test_the_sink_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/guide/delivery.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {}
-    for block in blocks:
-        if "Shelf" in block:
-            exec(block, names)  # noqa: S102
-    made = names["TestShelf"]
-    rules = [name for name in dir(made) if name.startswith("test_")]
+    (tmp_path / "test_shelf.py").write_text("\n\n".join(block for block in blocks if "Shelf" in block))
+    suite = runpy.run_path(str(tmp_path / "test_shelf.py"))["TestShelf"]
+    rules = [name for name in dir(suite) if name.startswith("test_")]
     for rule in rules:
-        story = made()
+        story = suite()
         story.setup_method()
         getattr(story, rule)()
     assert len(rules) > 10
