@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from redrive.errors import UsageError
-from redrive.event import check_log, check_type
+from redrive.event import check_log
 from redrive.mirrors.port import LETTERS, Mirror
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
@@ -19,7 +19,7 @@ from redrive.policy.partitions import PARTITIONS_MAX
 from redrive.policy.retry import Conflicts, Retry, seconds_of
 from redrive.policy.rules import Rules
 from redrive.runtime import Runtime
-from redrive.sinks.port import Sink
+from redrive.sinks.port import Sink, check_sink
 from redrive.sources.log import Log, Outbox
 from redrive.sources.port import Source
 from redrive.sources.refusal import guarded
@@ -182,7 +182,8 @@ class Declarations:
         partitions: int = 1,
     ) -> None:
         """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
-        targets = [to] if isinstance(to, Sink | Source) else list(to)
+        given: Any = to
+        targets = list(given) if isinstance(given, Iterable) and not isinstance(given, str | Sink) else [given]
         if not targets:
             raise UsageError("deliver: to= is empty, nothing would go anywhere; name a sink: webhook(url, name=…)")
         for target in targets:
@@ -190,7 +191,7 @@ class Declarations:
             sink = target.sink(f"{log}:{target.outbox}") if isinstance(target, Source) else target
             if not isinstance(sink, Sink):
                 raise UsageError(f"to= takes sinks, such as webhook(url, name=…), not {sink!r}")
-            check_type(sink.name)
+            check_sink(sink)
             sink.log = log
             self._declare(
                 Subscription(

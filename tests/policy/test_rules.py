@@ -131,6 +131,7 @@ async def _async_rule(letter: object) -> bool:
     [
         {"discard": ""},
         {"discard": [3]},
+        {"discard": 3},
         {"keep": [None]},
         {"keep": re.compile(b"bytes")},
         {"keep_if": "order.*"},

@@ -115,6 +115,41 @@ def test_a_list_that_is_refused_as_a_whole_is_sent_one_by_one(app: App, harness:
     ]
 
 
+@pytest.mark.parametrize(
+    "errors",
+    [{7: KeyError("b1")}, {-1: KeyError("b1")}, {"1": KeyError("b1")}, {1: "no"}],
+    ids=["beyond", "negative", "text", "no exception"],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_refusal_that_cannot_be_understood_delivers_nothing(
+    app: App, harness: Harness, errors: dict[Any, Any], alone: bool
+) -> None:
+    class Muddled(Shelf):
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            await super().send(events)
+            if any(event.data == "b1" for event in events):
+                raise SomeFailed(errors)
+
+    deliver(app, Muddled("crm", batch_max=1 if alone else 10), concurrency=1)
+    put(harness, "a1", "b1", "c1")
+    harness.run_until_idle()
+    harness.advance("1m")
+    assert [(letter.key, letter.state, letter.reason) for letter in harness.letters()] == [("b", "dead", "permanent")]
+    assert "SomeFailed" in harness.letters()[0].error_message
+
+
+def test_a_refusal_of_nobody_delivers_all(app: App, harness: Harness) -> None:
+    class Polite(Shelf):
+        async def send(self, events: Sequence[Event[Any]]) -> None:
+            await super().send(events)
+            raise SomeFailed({})
+
+    deliver(app, Polite("crm", batch_max=10))
+    put(harness, "a1", "b1")
+    harness.run_until_idle()
+    assert harness.letters() == []
+
+
 def harness_id(harness: Harness, name: str) -> str:
     return next(event.id for event in harness.app.log("orders").read() if event.data == name)
 
@@ -163,6 +198,19 @@ def test_probing_lets_few_through_and_a_relapse_opens_again(app: App, harness: H
     sink.down = None
     harness.advance("61s")
     assert len(sink.got) == 20
+
+
+def test_what_queues_behind_an_event_that_an_open_breaker_holds_is_nothing_to_do(app: App, harness: Harness) -> None:
+    sink = Shelf("crm")
+    sink.down = ConnectionError("refused")
+    deliver(app, sink, concurrency=1, breaker=breaker(failures=1, cooldown="24h", probes=1))
+    put(harness, "a1", "b1", "b2")
+    harness.run_until_idle()
+    assert sink.calls == 1
+    sink.down = None
+    harness.advance("25h")
+    assert sorted(sink.got) == ["a1", "b1", "b2"]
+    assert sink.got.index("b1") < sink.got.index("b2")
 
 
 def test_probes_that_were_allowed_and_not_made_are_not_lost(app: App, harness: Harness) -> None:
@@ -471,6 +519,47 @@ def test_a_handler_may_have_a_breaker_and_two_may_share_it(app: App, harness: Ha
 def test_what_is_no_sink_no_breaker_or_no_limit_is_refused(app: App, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         app.deliver(app.log("orders"), **wrong)
+
+
+class Plain(Sink):
+    def send(self, events: Sequence[Event[Any]]) -> None:  # type: ignore[override]
+        """Would be called, and then called again because nothing came that can be waited for."""
+
+
+class Mute(Sink):
+    """Has no send."""
+
+
+class Nameless(Shelf):
+    def __init__(self) -> None:
+        """Forgets to say who it is."""
+
+
+def sized(**options: Any) -> Sink:
+    sink = Shelf("crm")
+    for name, option in options.items():
+        setattr(sink, name, option)
+    return sink
+
+
+@pytest.mark.parametrize(
+    ("sink", "why"),
+    [
+        (Plain("crm"), "crm: send is an async def"),
+        (Mute("crm"), "crm: it has no send"),
+        (Nameless(), "Nameless has no name: .*super"),
+        (Shelf("two words"), "subscription's name 'two words' contains white space"),
+        (sized(batch_max=0), "crm: batch_max=0; give a number from 1 on"),
+        (sized(batch_max="10"), "crm: batch_max='10'; give a number from 1 on"),
+        (sized(batch_wait="1s"), "crm: batch_wait='1s'; give seconds, as a number"),
+        (sized(batch_wait=-1.0), "crm: batch_wait=-1.0; give seconds, as a number"),
+        ("https://example.com", "takes sinks, such as webhook.*, not 'https://example.com'"),
+        (7, "takes sinks, such as webhook.*, not 7"),
+    ],
+)
+def test_a_sink_that_could_never_deliver_is_refused(app: App, sink: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        app.deliver(app.log("orders"), to=sink)
 
 
 def test_a_delivery_to_nowhere_is_refused(app: App) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import resource
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -317,3 +319,16 @@ def test_the_contract_says_what_is_missing() -> None:
         SinkContract().make_sink()
     with pytest.raises(AssertionError, match="delivered"):
         SinkContract().delivered()
+
+
+def test_the_sink_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/guide/delivery.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "test_shelf.py").write_text("\n\n".join(block for block in blocks if "Shelf" in block))
+    suite = runpy.run_path(str(tmp_path / "test_shelf.py"))["TestShelf"]
+    rules = [name for name in dir(suite) if name.startswith("test_")]
+    for rule in rules:
+        story = suite()
+        story.setup_method()
+        getattr(story, rule)()
+    assert len(rules) > 10

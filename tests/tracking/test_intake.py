@@ -150,6 +150,19 @@ def test_what_waits_beside_is_let_in_once_in_order_whatever_interrupts(harness: 
     assert [event.data for event in orders.read_key("a")] == list(range(2_501))
 
 
+def test_a_log_that_is_not_there_has_nothing_to_let_in_and_is_named(harness: Harness) -> None:
+    orders = harness.app.log("orders", intake="1/s")
+    operator = harness.app.operate("ada").operator
+    for deed in (waiting, admit):
+        with pytest.raises(UsageError, match="there is no log 'order' in this store; there are: none"):
+            deed(operator, "order")
+    orders.append("made", 1)
+    assert admit(operator, "orders").left == waiting(operator, "orders") == 0
+    for deed in (waiting, admit):
+        with pytest.raises(UsageError, match="there is no log 'order' in this store; did you mean 'orders'"):
+            deed(operator, "order")
+
+
 def test_what_nobody_wants_is_left_out_with_a_reason(harness: Harness) -> None:
     orders = harness.app.log("orders", intake="1/s")
     for number in range(5):

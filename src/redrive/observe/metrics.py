@@ -119,10 +119,12 @@ TRACK_LIMITED = _counter(
 )
 STOPPING = _counter("redrive_stopping_total", "", "Times that this process was asked to stop.")
 SETTLE_SECONDS = _histogram(
-    "redrive_settle_seconds", "subscription", "How long a settling transaction took, calls of a projection included.",
-    SECONDS,
+    "redrive_settle_seconds", "subscription",
+    "How long a transaction took that applied or ignored events, calls of a projection included.", SECONDS,
 )  # fmt: skip
-SETTLE_EVENTS = _histogram("redrive_settle_events", "subscription", "Events settled per transaction.", BATCHES)
+SETTLE_EVENTS = _histogram(
+    "redrive_settle_events", "subscription", "Events applied or ignored per such transaction.", BATCHES
+)
 RETRY_DELAY = _histogram(
     "redrive_retry_delay_seconds", "subscription", "Pauses between a failed attempt and the next.", DELAYS
 )

@@ -43,7 +43,7 @@ class CameDue(Signal, frozen=True):
 
 
 class Settled(Signal, frozen=True):
-    """A settling transaction committed: how many events met which fate, and how long it took."""
+    """A transaction committed that applied or ignored events: how many, and how long it took."""
 
     subscription: str
     applied: int

@@ -144,7 +144,7 @@ def overruled(
 
 
 def _patterns(option: str, given: AnyPattern | Iterable[AnyPattern]) -> tuple[Pattern, ...]:
-    if isinstance(given, str | re.Pattern | Regex) or callable(given):
+    if isinstance(given, str | re.Pattern | Regex) or callable(given) or not isinstance(given, Iterable):
         return (_pattern(option, given),)
     return tuple(_pattern(option, one) for one in given)
 

@@ -11,6 +11,7 @@ from redrive.errors import UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.replay.deed import Operator
+from redrive.replay.events import find_log
 from redrive.store.port import StoreTx
 from redrive.tracking.intake import LIMITED
 
@@ -70,6 +71,7 @@ def _batch(operator: Operator, log: str, count: int, discard: bool, reason: str)
 def _waiting(tx: StoreTx, log: str) -> int:
     number = tx.logs.id_of(log + LIMITED)
     if not number:
+        find_log(tx, log)  # a name that is misspelt must not look like a log of which nothing waits
         return 0
     after, count = _bookmark(tx, log + LIMITED), 0
     while rows := tx.logs.after(number, after, BATCH_MAX):

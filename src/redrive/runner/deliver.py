@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from redrive.errors import Ignore, RetryLater
+from redrive.errors import Ignore, RetryLater, UsageError
 from redrive.policy import outcome as out
 from redrive.policy.classify import blames_a_dependency
 from redrive.policy.outcome import Outcome
@@ -291,7 +291,10 @@ class Couriers(TaskStaff):
             timeout = self.loop.work.duty.subscription.timeout or 0.0
             raised = TimeoutError(f"the sink did not answer within {timeout:g} s")
         if isinstance(raised, SomeFailed):
-            return {at: error for at, error in raised.errors.items() if 0 <= at < len(works)}
+            if all(0 <= at < len(works) for at in raised.errors):
+                return raised.errors
+            named = ", ".join(map(str, raised.errors))  # which one it meant is not known: none counts as delivered
+            raised = UsageError(f"SomeFailed names {named}; the list has {len(works)} events, counted from 0")
         return dict.fromkeys(range(len(works)), raised)
 
 

@@ -36,6 +36,11 @@ class Desk:
         held = len(self.outbox) + len(self.running) + len(self.alone) + len(self.aside)
         return len(self.ready) + held + self._queued
 
+    @property
+    def is_all_ready(self) -> bool:
+        """Is nothing under way: has everything to wait for its permit, or queues behind what has?"""
+        return len(self) == len(self.ready) + self._queued
+
     def busy(self, lane: str | None, letter: int) -> bool:
         """Has the lane of this letter work that is not settled?"""
         if lane is not None:

@@ -206,7 +206,7 @@ class HandlerLoop(Loop):
         """Is there nothing to do, but for what has to wait until a dependency is well?"""
         gate = self.work.gate
         if gate is not None and gate.waits_for_others and self.desk.ready:
-            return len(self.desk) == len(self.desk.ready)
+            return self.desk.is_all_ready
         return len(self.desk) == 0 and not self.has_due()
 
     async def _hop(self, group: list[Work], room: int, due: list[Any]) -> Round:

@@ -7,11 +7,13 @@ A sink never waits and tries again by itself: that is policy, and durable.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from redrive.errors import UsageError
-from redrive.event import Event
+from redrive.event import Event, check_subscription
 
 
 class Sink:
@@ -55,9 +57,27 @@ class Sink:
         return cls.probe is not Sink.probe
 
 
+def check_sink(sink: Sink) -> None:
+    """Refuse a sink that could never deliver: every event would be a letter, or stand still."""
+    name = getattr(sink, "name", None)
+    if name is None:
+        raise UsageError(f"the sink {type(sink).__name__} has no name: its __init__ calls super().__init__(name)")
+    check_subscription(name)
+    if type(sink).send is Sink.send:
+        raise UsageError(f"{name}: it has no send: write async def send(self, events)")
+    if not inspect.iscoroutinefunction(sink.send):
+        raise UsageError(f"{name}: send is an async def; what blocks goes into asyncio.to_thread(…)")
+    if not isinstance(sink.batch_max, int) or sink.batch_max < 1:
+        raise UsageError(f"{name}: batch_max={sink.batch_max!r}; give a number from 1 on")
+    if not isinstance(sink.batch_wait, int | float) or not 0 <= sink.batch_wait < inf:
+        raise UsageError(f"{name}: batch_wait={sink.batch_wait!r}; give seconds, as a number")
+
+
 class SomeFailed(Exception):
     """Some items of a list were not delivered: their index and the error of each. The rest was."""
 
     def __init__(self, errors: Mapping[int, BaseException]) -> None:
+        if not all(isinstance(at, int) and isinstance(error, BaseException) for at, error in errors.items()):
+            raise UsageError("SomeFailed takes {index: exception} of the events that failed, counted from 0")
         super().__init__(f"{len(errors)} of the events were refused")
         self.errors = dict(errors)
