@@ -22,11 +22,13 @@ class Poison(Exception):
     pass
 
 
-def project(app: App, harness: Harness, function: Any, numbers: list[int]) -> list[tuple[int, bool]]:
+def project(
+    app: App, harness: Harness, function: Any, numbers: list[int], attempts: int = 2, wait: str = "1s"
+) -> list[tuple[int, bool]]:
     """Run it for all of these after a first one that fails; which calls were made, and whether statements were held."""
     calls: list[tuple[int, bool]] = []
 
-    @app.projection(app.log("orders"), tables=TABLES, order="none", retry=retry(attempts=2, wait="1s", jitter=0))
+    @app.projection(app.log("orders"), tables=TABLES, order="none", retry=retry(attempts=attempts, wait=wait, jitter=0))
     def projection(event, tx):
         calls.append((event.data, isinstance(tx._opened, hold.Hold)))
         if event.data == FIRST:
@@ -237,3 +239,118 @@ def test_in_order_a_failure_is_not_passed(app: App, harness: Harness, order: Any
     fails.clear()
     harness.advance("1m")
     assert [n for n, _ in harness.query(SEEN)] == list(range(8))
+
+
+# ---------------------------------------------------------------- attempts that do not wait
+
+
+def at_once(app: App, harness: Harness, function: Any, numbers: list[int]) -> list[int]:
+    """As `project`, with three attempts one after the other: for which events the function was called."""
+    calls = project(app, harness, function, numbers, attempts=3, wait="0s")
+    return [number for number, _ in calls if number != FIRST]
+
+
+def attempts_of(harness: Harness) -> list[tuple[int, str]]:
+    """The history of all letters but the first."""
+    return harness.query(
+        "SELECT attempt, error_message FROM redrive_attempts WHERE letter > 1 ORDER BY letter, attempt"
+    )
+
+
+def test_what_fails_the_same_way_again_is_called_as_often_as_it_is_tried(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        note(tx, number, "once")
+        if number % 10 == 5:
+            raise Poison(f"{number} fails after it wrote")
+
+    calls = at_once(app, harness, function, list(range(100)))
+    good = [number for number in range(100) if number % 10 != 5]
+    assert harness.query(SEEN) == [(number, "once") for number in good]
+    assert sorted(calls) == sorted([*good, *[*range(5, 100, 10)] * 3])
+    bad = [(attempt, f"{number} fails after it wrote") for number in range(5, 100, 10) for attempt in (1, 2, 3)]
+    assert attempts_of(harness) == bad
+    assert [letter.attempts for letter in harness.letters("dead")] == [3] * 11
+
+
+def test_who_would_have_heard_of_an_error_and_gone_on_is_applied(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        try:
+            note(tx, 7, "mine")
+        except sqlite3.IntegrityError:
+            note(tx, 100 + number, "taken")
+        else:
+            if number != 1:
+                raise Poison("it did not come to that")
+
+    at_once(app, harness, function, [1, 2, 3])
+    assert harness.query(SEEN) == [(7, "mine"), (102, "taken"), (103, "taken")]
+    assert errors(harness) == []
+    assert harness.query("SELECT applied FROM redrive_progress") == [(3,)]
+
+
+def test_what_goes_well_the_second_time_is_applied_once(app: App, harness: Harness) -> None:
+    tries: list[int] = []
+
+    def function(number: int, tx: Any) -> None:
+        tries.append(number)
+        note(tx, number, f"try {tries.count(number)}")
+        if number % 2 and tries.count(number) < 2:
+            raise Poison("not yet")
+
+    at_once(app, harness, function, [1, 2, 3])
+    found = dict(harness.query(SEEN))
+    assert found.keys() == {1, 2, 3} and found[2] == "try 1"
+    assert errors(harness) == [] and attempts_of(harness) == [(1, "not yet"), (2, "")] * 2
+
+
+WHOLE = "INSERT INTO seen SELECT ?, json(CASE typeof(?) WHEN 'integer' THEN '1' ELSE '{' END)"
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("others", "UNIQUE"), ("more", "UNIQUE"), ("another type", "malformed"), ("looking", "try"), ("at once", "try")],
+)
+def test_an_attempt_that_does_something_else_is_taken_at_its_word(
+    app: App, harness: Harness, how: str, says: str
+) -> None:
+    tries: list[int] = []
+
+    def function(number: int, tx: Any) -> None:
+        tries.append(number)
+        again = tries.count(number) > 1
+        match how:
+            case "others" | "more" if again:
+                if how == "more":
+                    tx.execute(WHOLE, (number, 1))
+                note(tx, 7, "taken")
+            case "another type":
+                tx.execute(WHOLE, (number, 1.0 if again else 1))
+            case "looking" if again:
+                assert tx.execute(WHOLE, (number, 1)).rowcount == 1
+            case "at once":  # the first time it asks for nothing
+                if again or number == 7:
+                    tx.connection.execute(WHOLE, (number, 1))
+            case _:
+                tx.execute(WHOLE, (number, 1))
+        if number != 7:
+            raise Poison(f"try {tries.count(number)}")
+
+    at_once(app, harness, function, [7, 1, 2])
+    assert harness.query("SELECT n FROM seen") == [(7,)]
+    said = [message.split()[0] for _, message in attempts_of(harness)]
+    assert said == ["try", says, says] * 2
+
+
+def test_what_one_asked_for_that_failed_is_not_there_for_the_next(app: App, harness: Harness) -> None:
+    needs = "INSERT INTO seen SELECT ?, json(CASE WHEN EXISTS (SELECT 1 FROM seen WHERE n = 5) THEN '1' ELSE '{' END)"
+
+    def function(number: int, tx: Any) -> None:
+        if number == 5:
+            note(tx, 5, "needed")
+        else:
+            tx.execute(needs, (number,))
+        raise Poison("it did not come to that" if number == 6 else "after it wrote")
+
+    at_once(app, harness, function, [5, 6])
+    assert errors(harness) == ["after it wrote", "malformed JSON"]
+    assert harness.query(SEEN) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redrive.context import SAME_KEY, Escalate, Opened, Tx
@@ -14,7 +14,7 @@ from redrive.runner.call import attempt, check_done, outcome_of
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling
 from redrive.runner.strides import Late
-from redrive.store.port import Function, StoreTx
+from redrive.store.port import Function, Holding, StoreTx
 from redrive.store.scheduled import take_back
 
 
@@ -78,6 +78,21 @@ class Caller:
         if not is_undone:
             tx.undo()
         return False
+
+    def repeat(
+        self, tx: StoreTx, hold: Holding, user: Tx, work: Work, function: Function, asked: Sequence[Any]
+    ) -> bool:
+        """As `retry`, of a call that asked for what would go well now: that is not done again if it does so again."""
+        assert work.event is not None
+        held = self.user(hold)
+        held.event, self._emitted = work.event, None
+        error = hold.repeats(lambda: attempt(self.for_one, work.event, held), asked)
+        if error is not None:
+            work.outcome = self.outcome(work, error)
+            return False
+        tx.undo()
+        work.event.forget()
+        return self.retry(tx, user, work, function)
 
     def outcome(self, work: Work, error: BaseException) -> Outcome:
         """What an error means; what is nobody's fault here is raised."""

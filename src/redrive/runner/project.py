@@ -20,7 +20,7 @@ from redrive.policy.action import Action
 from redrive.policy.lanes import Head
 from redrive.runner.at_once import try_at_once
 from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, has_handed, next_batch
-from redrive.runner.call import attempt
+from redrive.runner.call import attempt, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
 from redrive.runner.duty import Duty, Work
@@ -254,7 +254,8 @@ class Projector:
         function, handed = self._caller.callee(tx), user
         hold = tx.hold if at_once and self._pace.holds and self._can_hold else None
         if hold is not None:
-            function, handed = hold.holding(function), self._caller.user(hold)
+            puts_off = is_plain if self.duty.subscription.order == "none" else None
+            function, handed = hold.holding(function, puts_off), self._caller.user(hold)
         sweep = Rows(self._caller, tx, handed, batch, late, late if at_once else _never)
         if at_once:
             ran = attempt_all(tx, function, rows, sweep)

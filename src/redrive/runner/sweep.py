@@ -19,7 +19,7 @@ from redrive.runner.call import attempt_each, attempt_rows, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.duty import Work
 from redrive.runner.strides import Begin
-from redrive.store.port import Function, StoreTx
+from redrive.store.port import Function, Holding, StoreTx
 from redrive.store.sql import Row
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Rows(Sweep[Row]):
         """`ends`: is it so late that a run ends in the middle?"""
         super().__init__(caller, tx, user, batch, is_late)
         self._ends = ends
-        self._aside: list[tuple[Row, BaseException]] = []
+        self._aside: list[tuple[Row, BaseException, Sequence[Any] | None]] = []
         # Where a statement is a round trip, attempts are made among the others, which nobody waits for.
         self._puts_aside = caller.duty.subscription.order == "none" and not tx.sql.is_far
 
@@ -88,25 +88,54 @@ class Rows(Sweep[Row]):
         return good, error, self._tx.is_undone
 
     def fails(self, row: Row, error: BaseException, function: Function) -> bool:
-        """Nothing waits for it, and it has failed for sure: what is to be done about it can wait for the others."""
+        """Nothing waits for it: what is to be done about it can wait for the others."""
         if self._puts_aside and is_plain(error):
-            self._aside.append((row, error))
+            self._aside.append((row, error, None if self._tx.hold is None else self._tx.hold.put_off()))
             return True
         return super().fails(row, error, function)
 
     def forget(self, row: Row) -> None:
         """What was decided about this one and those behind it is void."""
-        self._aside = [(one, error) for one, error in self._aside if one[0] < row[0]]
+        self._aside = [one for one in self._aside if one[0][0] < row[0]]
         super().forget(row)
 
     def end(self, is_late: Callable[[], bool], user: Tx) -> None:
         """Decide about those that were put aside, one after the other: code that ran a moment ago runs fast."""
         if self._aside:
             self.is_late, self._user = is_late, user
-            function = self._tx.checked(self._caller.callee(self._tx))
-            for row, error in self._aside:
-                super().fails(row, error, function)
+            function, hold = self._tx.checked(self._caller.callee(self._tx)), self._tx.hold
+            for row, error, asked in self._aside:
+                if hold is None or asked is None:  # it has failed for sure
+                    super().fails(row, error, function)
+                else:
+                    self._try_late(row, error, function, hold, asked)
             self.failed.sort(key=lambda failed: failed[0].position)
+
+    def _try_late(
+        self, row: Row, error: BaseException, function: Function, hold: Holding, asked: Sequence[Any]
+    ) -> None:
+        """Its first attempt is made now: in no order with the others, it raises what it raised among them.
+
+        Unless a statement before that does not go well: then the function must hear of it, and may do something else.
+        """
+        caller, tx, user, work = self._caller, self._tx, self._user, self._work(row)
+        goes_well = hold.goes_well(asked)
+
+        def retry(work: Work) -> bool:
+            if goes_well:
+                return caller.repeat(tx, hold, user, work, function, asked)
+            return caller.retry(tx, user, work, function)
+
+        if goes_well:
+            work.outcome = caller.outcome(work, error)
+        else:
+            tx.savepoint()
+            is_applied = retry(work)
+            tx.keep()
+            if is_applied:
+                self.failed.append((work, act.COMMIT))
+                return
+        self.failed.append((work, try_at_once(caller.duty, tx, work, retry, self.is_late)))
 
     def _work(self, row: Row) -> Work:
         return self._caller.duty.work(from_row(row, self._caller.duty.engine.types))

@@ -125,10 +125,26 @@ class Disbelief(Exception):
 class Holding(Opened, Protocol):
     """Where statements wait until the call that made them has ended. To be handed to the function instead of the tx."""
 
-    def holding(self, function: Function) -> Function:
+    def holding(self, function: Function, puts_off: Callable[[BaseException], bool] | None = None) -> Function:
         """A function whose statements are held. `answers` must follow before anything is concluded from its calls.
 
         One that raises leaves nothing behind, unless it had to know what came of a statement: see `is_undone`.
+        `puts_off`: after such an error the caller itself sees whether what was asked for would have gone well.
+        """
+        ...
+
+    def put_off(self) -> Sequence[Any] | None:
+        """What the call asked for that has just raised, once, if nobody knows yet whether it would have gone well."""
+        ...
+
+    def goes_well(self, asked: Sequence[Any]) -> bool:
+        """Would it go well now? Nothing of it is left."""
+        ...
+
+    def repeats(self, call: Callable[[], BaseException | None], asked: Sequence[Any]) -> BaseException | None:
+        """What a call raises that asks for the same and for nothing else, of which nothing is done.
+
+        None: it did something else. That is to be undone.
         """
         ...
 

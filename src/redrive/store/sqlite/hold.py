@@ -11,7 +11,7 @@ where it happened, and may have done something else than it would have: all is t
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -70,6 +70,8 @@ class Hold:
         self._begin = 0  # where the statements of the call that is under way begin
         self._calls = self._running = 0  # how many were made, and whose statement runs
         self._is_clean = True  # nothing of this call was run that may have written
+        self._is_held = True  # nothing of it was run at all
+        self._put_off: list[Held] | None = None  # what the last call asked for, which raised; see `put_off`
         self._failed: int | None = None  # the call whose statement failed: what was concluded since is void
         self._error: BaseException = sqlite3.ProgrammingError("this statement was never run")
         self.is_undone = False  # the last call failed, and nothing of it is left
@@ -80,13 +82,13 @@ class Hold:
 
     def drop(self) -> None:
         """What was asked for is not to be done: a savepoint is undone that was made before."""
-        self._held.clear()
+        self._held = []
         self._begin = 0
 
     def forget(self) -> None:
         """The transaction is rolled back."""
         self.drop()
-        self._failed, self.is_undone = None, False
+        self._failed, self._put_off, self.is_undone = None, None, False
 
     # ------------------------------------------------------------ what a function is handed
 
@@ -126,24 +128,28 @@ class Hold:
 
     def _touch(self) -> None:
         """What follows is done at once, behind everything that was held. It cannot be taken back."""
-        self._is_clean = False
+        self._is_clean = self._is_held = False
         self.run()
         if self._failed is not None:
             raise self._error
 
     # ------------------------------------------------------------ calls
 
-    def holding(self, function: Function) -> Function:
+    def holding(self, function: Function, puts_off: Callable[[BaseException], bool] | None = None) -> Function:
         """A function whose statements are held."""
 
         def call(subject: Any, tx: Any) -> None:
             self._calls += 1
             self._begin = len(self._held)
-            self._is_clean, self.is_undone = True, False
+            self._is_clean, self._is_held, self._put_off, self.is_undone = True, True, None, False
             try:
                 function(subject, tx)
-            except BaseException:
-                self._take_back()
+            except BaseException as error:
+                if self._is_held and puts_off is not None and puts_off(error):
+                    self._put_off, self.is_undone = self._held[self._begin :], True
+                    del self._held[self._begin :]
+                else:
+                    self._take_back()
                 raise
             self._begin = len(self._held)
             if self._begin >= HELD_MAX:
@@ -167,6 +173,40 @@ class Hold:
                 self._connection.execute("ROLLBACK TO redrive_call")
                 self._connection.execute("RELEASE redrive_call")
         self.is_undone = self._failed is None
+
+    def put_off(self) -> list[Held] | None:
+        """What the last call asked for, if it raised and that was put off; once."""
+        asked, self._put_off = self._put_off, None
+        return asked
+
+    def goes_well(self, asked: Sequence[Held]) -> bool:
+        """Would these statements go well now? Nothing of them is left."""
+        if not asked:
+            return True
+        self._connection.execute("SAVEPOINT redrive_call")
+        try:
+            for one in asked:
+                self._connection.execute(one.sql, one.parameters)
+        except _ERRORS as error:
+            if not self._is_its_own(error):
+                raise
+            return False
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK TO redrive_call")
+                self._connection.execute("RELEASE redrive_call")
+        return True
+
+    def repeats(self, call: Callable[[], BaseException | None], asked: Sequence[Held]) -> BaseException | None:
+        """What a call raises that asks for the same statements and for nothing else; none of them is run."""
+        assert not self._held
+        self._calls += 1
+        self._begin, self._is_held = 0, True
+        error = call()
+        mine, is_held = self._held, self._is_held
+        self.forget()
+        same = is_held and len(mine) == len(asked) and all(map(_is_same, mine, asked))
+        return error if same else None
 
     def answers(self) -> int | None:
         """Run what is held. The call whose statement failed, if one has; what is not its own fault is raised."""
@@ -218,6 +258,17 @@ class Hold:
     def _fail(self, call: int, error: BaseException) -> None:
         if self._failed is None:
             self._failed, self._error = call, error
+
+
+def _is_same(one: Held, other: Held) -> bool:
+    """The same statement for the same values, of the same types: 1, 1.0 and True are equal, and not the same."""
+    values, others = _values(one), _values(other)
+    return one.sql == other.sql and values == others and [*map(type, values)] == [*map(type, others)]
+
+
+def _values(held: Held) -> list[Any]:
+    parameters = held.parameters
+    return [*parameters.items()] if type(parameters) is dict else [*parameters]
 
 
 @lru_cache(256)
