@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrive.clock import short_name
 from redrive.errors import UsageError
+from redrive.mirrors.port import LETTERS
 from redrive.observe.logs import log_signals
 from redrive.observe.tracing import is_tracing, with_spans
 from redrive.runner.bridge import Bridge
@@ -44,9 +45,16 @@ async def supervised(
     def request_stop(why: str) -> None:
         loop.call_soon_threadsafe(lambda: stoppable[0].stop(why))
 
+    subscriptions = list(subscriptions)
+    is_mirrored = any(subscription.source == LETTERS for subscription in subscriptions)
+
+    def appended(log: str) -> None:
+        if log != LETTERS or is_mirrored:  # else nobody reads them, and a wake-up takes as long as writing one
+            runtime.wake(log)
+
     engine = Engine(
         store=runtime.store, env=runtime.env, settings=runtime.settings, types=runtime.types,
-        signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=runtime.wake,
+        signals=runtime.signals, deps=lambda: runtime.deps, request_stop=request_stop, appended=appended,
         worker=short_name(runtime.env.owner),
     )  # fmt: skip
     if is_tracing():

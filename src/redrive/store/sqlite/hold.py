@@ -26,7 +26,8 @@ from redrive.store.sqlite.connection import Connection, is_the_world
 HELD_MAX = 64  # statements of calls that have ended: a batch that is late stops soon, and more would gain nothing
 CALL_MAX = 1_000  # statements of one call: they are all in memory
 
-_SQL = attrgetter("sql")
+_SQL, _PARAMETERS = attrgetter("sql"), attrgetter("parameters")
+NOTHING, A_LOOK, ANYTHING = range(3)  # what may have been run of a call: a look leaves nothing behind
 _MANY = ("INSERT", "UPDATE", "DELETE", "REPLACE")  # what sqlite3 takes for many rows at once
 _PLAIN = frozenset({str, int, float, bytes, bool, type(None)}).issuperset  # values that nobody can change afterwards
 _KINDS = frozenset({tuple, list, dict})
@@ -39,7 +40,6 @@ class Held(msgspec.Struct, eq=False, gc=False):
 
     sql: str
     parameters: Any
-    call: int
     hold: Hold
     cursor: Any = None
 
@@ -68,11 +68,10 @@ class Hold:
         self._connection = connection
         self._held: list[Held] = []
         self._begin = 0  # where the statements of the call that is under way begin
-        self._calls = self._running = 0  # how many were made, and whose statement runs
-        self._is_clean = True  # nothing of this call was run that may have written
-        self._is_held = True  # nothing of it was run at all
+        self._calls = 0
+        self._ran = NOTHING  # of this call
         self._put_off: list[Held] | None = None  # what the last call asked for, which raised; see `put_off`
-        self._failed: int | None = None  # the call whose statement failed: what was concluded since is void
+        self._failed: int | None = None  # by when a statement has failed: what was concluded since is void
         self._error: BaseException = sqlite3.ProgrammingError("this statement was never run")
         self.is_undone = False  # the last call failed, and nothing of it is left
 
@@ -101,11 +100,15 @@ class Hold:
     def execute(self, sql: str, parameters: Any = (), /) -> Any:
         """Hold a statement."""
         kind = type(parameters)
+        if kind is tuple and _PLAIN(map(type, parameters)) and len(self._held) < CALL_MAX:  # as nearly always
+            held = Held(sql, parameters, self)
+            self._held.append(held)
+            return held
         if kind is dict or kind is list:  # which the function may change afterwards
             parameters = parameters.copy()
         values = parameters.values() if kind is dict else parameters
         if kind in _KINDS and _PLAIN(map(type, values)) and len(self._held) < CALL_MAX:
-            held = Held(sql, parameters, self._calls, self)
+            held = Held(sql, parameters, self)
             self._held.append(held)
             return held
         self._touch()
@@ -120,15 +123,16 @@ class Hold:
         """Somebody asks what came of a statement."""
         mine = self._held[self._begin :]
         if not any(one is held for one in mine):  # of a call that has ended: only without holding this can be told
-            self._fail(self._calls, sqlite3.ProgrammingError("this cursor belongs to a call that has ended"))
+            self._fail(sqlite3.ProgrammingError("this cursor belongs to a call that has ended"))
             raise self._error
-        is_clean = self._is_clean and len(mine) == 1 and held.sql.lstrip()[:6].upper() == "SELECT"
+        is_only_a_look = self._ran != ANYTHING and len(mine) == 1 and held.sql.lstrip()[:6].upper() == "SELECT"
         self._touch()
-        self._is_clean = is_clean
+        if is_only_a_look:
+            self._ran = A_LOOK
 
     def _touch(self) -> None:
         """What follows is done at once, behind everything that was held. It cannot be taken back."""
-        self._is_clean = self._is_held = False
+        self._ran = ANYTHING
         self.run()
         if self._failed is not None:
             raise self._error
@@ -139,20 +143,21 @@ class Hold:
         """A function whose statements are held."""
 
         def call(subject: Any, tx: Any) -> None:
+            # Done for every event: what is held when a call begins is what was held when the one before it had ended.
             self._calls += 1
-            self._begin = len(self._held)
-            self._is_clean, self._is_held, self._put_off, self.is_undone = True, True, None, False
+            self._ran = NOTHING
             try:
                 function(subject, tx)
             except BaseException as error:
-                if self._is_held and puts_off is not None and puts_off(error):
+                self.is_undone = False
+                if self._ran == NOTHING and puts_off is not None and puts_off(error):
                     self._put_off, self.is_undone = self._held[self._begin :], True
                     del self._held[self._begin :]
                 else:
                     self._take_back()
                 raise
-            self._begin = len(self._held)
-            if self._begin >= HELD_MAX:
+            self._begin = count = len(self._held)
+            if count >= HELD_MAX:
                 self.run()
             if self._failed is not None:
                 raise self._error
@@ -163,7 +168,7 @@ class Hold:
         """The call has failed. Its statements are run all the same, and undone: one of them may have failed before."""
         mine = self._held[self._begin :]
         del self._held[self._begin :]
-        if not self._is_clean:
+        if self._ran == ANYTHING:
             return
         self.run()
         if mine and self._failed is None:
@@ -201,15 +206,15 @@ class Hold:
         """What a call raises that asks for the same statements and for nothing else; none of them is run."""
         assert not self._held
         self._calls += 1
-        self._begin, self._is_held = 0, True
+        self._begin, self._ran = 0, NOTHING
         error = call()
-        mine, is_held = self._held, self._is_held
+        mine, is_held = self._held, self._ran == NOTHING
         self.forget()
         same = is_held and len(mine) == len(asked) and all(map(_is_same, mine, asked))
         return error if same else None
 
     def answers(self) -> int | None:
-        """Run what is held. The call whose statement failed, if one has; what is not its own fault is raised."""
+        """Run what is held. A call by which a statement has failed, if one has; what is no call's fault is raised."""
         self.run()
         self.is_undone = False
         if self._failed is not None and not self._is_its_own(self._error):
@@ -236,28 +241,22 @@ class Hold:
         try:
             for sql, alike in groupby(held, _SQL):
                 if many and _takes_many(sql):
-                    self._connection.executemany(sql, self._parameters(alike))
+                    self._connection.executemany(sql, map(_PARAMETERS, alike))
                 else:
                     self._run_each(alike)
         except _ERRORS as error:
-            self._fail(self._running, error)
+            self._fail(error)
         except BaseException as error:
-            self._fail(self._running, error)
+            self._fail(error)
             raise
 
     def _run_each(self, held: Iterable[Held]) -> None:
         for one in held:
-            self._running = one.call
             force_setattr(one, "cursor", self._connection.execute(one.sql, one.parameters))
 
-    def _parameters(self, held: Iterable[Held]) -> Iterator[Any]:
-        for one in held:
-            self._running = one.call
-            yield one.parameters
-
-    def _fail(self, call: int, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self._failed is None:
-            self._failed, self._error = call, error
+            self._failed, self._error = self._calls, error
 
 
 def _is_same(one: Held, other: Held) -> bool:
