@@ -11,6 +11,8 @@ import pytest
 
 from redrive import App, Ctx, Event
 from redrive.runner.loop import HandlerLoop
+from redrive.runner.wake import Wake
+from redrive.settings import Settings
 
 N = 300
 
@@ -106,8 +108,8 @@ def test_a_log_that_has_nothing_more_is_not_asked_again_until_somebody_rings(
         did.append((len(group), len(found.events)))
         return found
 
-    async def resting(loop: HandlerLoop, idle: bool, seconds: float) -> None:
-        await rest(loop, idle, seconds)
+    async def resting(loop: HandlerLoop, idle: bool, seconds: float, *, hears: bool) -> None:
+        await rest(loop, idle, seconds, hears=hears)
         did.append(None)
 
     monkeypatch.setattr(HandlerLoop, "_hop", hopping)
@@ -126,3 +128,44 @@ def test_a_log_that_has_nothing_more_is_not_asked_again_until_somebody_rings(
     assert [sum(column) for column in zip(*hops, strict=True)] == [N, N]
     in_vain = [pair for pair in pairwise(did) if pair[1] == (0, 0) and pair[0] is not None and pair[0][1] == 0]
     assert in_vain == []
+
+
+def test_commits_of_others_are_looked_for_only_while_there_is_room_for_them(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: set[tuple[int, bool]] = set()  # calls that had begun, and whether others would be heard of
+    wait, full = Wake.wait, asyncio.Event()
+
+    async def waiting(wake: Wake, seconds: float | None, *, hears: bool = True) -> None:
+        if not full.is_set():
+            heard.add((started, hears))
+        task = asyncio.ensure_future(wait(wake, seconds, hears=hears))
+        await asyncio.sleep(0)
+        assert wake.is_waited_for == hears or wake.pending or task.done()
+        await task
+
+    monkeypatch.setattr(Wake, "wait", waiting)
+    app = App(path, settings=Settings(window_max=3, settle_max=1))
+    orders, started = app.log("orders"), 0
+
+    @app.on(orders, start="first", concurrency=3)
+    async def ship(event: Event[Any], ctx: Ctx) -> None:
+        nonlocal started
+        started += 1
+        while (started, started < 3) not in heard:  # one more is appended when this was waited for
+            await asyncio.sleep(0)
+        if started < 3:
+            orders.append("placed", started, key=str(started))
+        await full.wait()
+
+    async def main() -> None:
+        async with app.running():
+            while (3, False) not in heard:
+                await asyncio.sleep(0)
+            full.set()
+
+    orders.append("placed", 0, key="0")
+    asyncio.run(asyncio.wait_for(main(), 60))
+    app.close()
+    assert {(1, True), (2, True), (3, False)} <= heard
+    assert not heard & {(1, False), (3, True)}  # of three in memory, two may have been called
