@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import tempfile
 import time
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ from redrive.settings import Settings
 from redrive.testing.web import HttpServer, Reply, Request
 
 CAPACITY = 150  # requests a second that the sink can take when it is back; beyond it answers 503
+LIMIT = 125  # a second; what a tenth of one saves up and the ten under way come on top, and no second has more than 150
 
 
 @dataclass
@@ -34,14 +37,16 @@ class Story:
     down_at: float = 2.0
     seconds: float = 20.0  # events are appended for so long
     patience: float = 60.0
+    gone: bool = True  # who is down takes no connections; False: it answers, with 503
+    appended: list[tuple[str, str, float]] = field(default_factory=list)  # by the producer: id, key and when it was due
     arrived: dict[str, list[float]] = field(default_factory=dict)
     refused: dict[str, list[float]] = field(default_factory=dict)
     order: dict[str, list[str]] = field(default_factory=dict)
-    lag: dict[str, float] = field(default_factory=dict)
-    peak: int = 0  # requests in the busiest second after the sink came back
+    lags: dict[str, list[float]] = field(default_factory=dict)  # from when it was due to be appended to its arrival
+    unanswered: set[str] = field(default_factory=set)  # by the sink as it went, maybe: these may come twice
+    peak: int = 0  # requests in the busiest second after the sink came back, wherever that begins
     recovered_after: float = 0.0
     letters: int = 0
-    sent: int = 0
 
     async def run(self, folder: Path) -> None:
         """Append events, take the sink down and up again, and wait until everything has arrived."""
@@ -49,23 +54,33 @@ class Story:
         for server in servers.values():
             server.start()
         app = self._app(folder, servers)
-        sick, began = servers["warehouse"], time.monotonic()
+        sick, door, began = servers["warehouse"], Door(), time.monotonic()
+        sick.behave = door
         try:
             async with app.running():
                 producer = asyncio.create_task(self._produce(app, began))
                 await asyncio.sleep(self.down_at)
-                sick.stop()
+                self._take_down(sick, door)
                 await asyncio.sleep(self.down_for)
-                back_at = time.monotonic()
-                sick.behave = Bottleneck(sick)
-                sick.start()
+                back_at, door.capacity = time.monotonic(), CAPACITY
+                if self.gone:
+                    sick.start()
                 await producer
-                await self._settled(servers)
+                await self._settled(app, servers)
             self._look(app, servers, began, back_at)
         finally:
             for server in servers.values():
                 server.stop()
             app.close()
+
+    def _take_down(self, sick: HttpServer, door: Door) -> None:
+        if not self.gone:
+            door.capacity = 0
+            return
+        sick.stop()
+        # A connection carries one request at a time: of each, only the last one may have got no reply.
+        last = {request.connection: request.headers for request in sick.requests}
+        self.unanswered = {headers["ce-id"] for headers in last.values() if "ce-id" in headers}
 
     def _app(self, folder: Path, servers: dict[str, HttpServer]) -> App:
         settings = Settings() if self.protected else Settings(retry_budget=1e6)
@@ -77,28 +92,34 @@ class Story:
                 start="first",
                 retry=retry(attempts=50, wait="1s", wait_max="1s" if not self.protected else "5s"),
                 breaker=breaker(failures=5, cooldown="5s") if self.protected else None,
-                limit=f"{CAPACITY - 10}/s" if self.protected else None,
+                limit=f"{LIMIT}/s" if self.protected else None,
                 concurrency=10 if self.protected else 200,
             )
         return app
 
     async def _produce(self, app: App, began: float) -> None:
-        orders = app.log("orders")
-        while (now := time.monotonic() - began) < self.seconds:
-            due = int(now * self.rate)
-            while self.sent < due:
-                await orders.append_async(
-                    "order.placed", {"n": self.sent}, key=f"customer-{self.sent % 50}", id=f"order-{self.sent}"
-                )
-                self.sent += 1
+        orders, total = app.log("orders"), round(self.rate * self.seconds)
+        while len(self.appended) < total:
+            now = time.monotonic() - began
+            while (number := len(self.appended)) < min(total, now * self.rate):
+                id, key = f"order-{number}", f"customer-{number % 50}"
+                self.appended.append((id, key, number / self.rate))
+                await orders.append_async("order.placed", {"n": number}, key=key, id=id)
             await asyncio.sleep(0.01)
 
-    async def _settled(self, servers: dict[str, HttpServer]) -> None:
+    async def _settled(self, app: App, servers: dict[str, HttpServer]) -> None:
         until = time.monotonic() + self.patience
-        while time.monotonic() < until and any(len(ids(server)) < self.sent for server in servers.values()):  # noqa: ASYNC110
+        while time.monotonic() < until and not self._is_done(app, servers):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
+    def _is_done(self, app: App, servers: dict[str, HttpServer]) -> bool:
+        """Has everything arrived, and is nothing left that would be sent again?"""
+        return all(len(ids(server)) == len(self.appended) for server in servers.values()) and not any(
+            one.lag_events or one.retrying for one in app.operate().status()
+        )
+
     def _look(self, app: App, servers: dict[str, HttpServer], began: float, back_at: float) -> None:
+        due = {id: at for id, _, at in self.appended}
         for name, server in servers.items():
             good = [
                 request for request in server.requests if request.headers.get("ce-id") and not refused(server, request)
@@ -106,29 +127,25 @@ class Story:
             self.arrived[name] = [request.at - began for request in good]
             self.refused[name] = [request.at - began for request in server.requests if refused(server, request)]
             self.order[name] = [request.headers["ce-id"] for request in good]
-            self.lag[name] = max(
-                (request.at - began - int(request.headers["ce-id"].split("-")[1]) / self.rate for request in good),
-                default=0.0,
-            )
-        posts = [request for request in servers["warehouse"].requests if request.method == "POST"]
-        after = Counter(int(request.at - back_at) for request in posts if request.at >= back_at)
-        self.peak = max(after.values(), default=0)
+            self.lags[name] = [request.at - began - due[request.headers["ce-id"]] for request in good]
+        after = [one.at for one in servers["warehouse"].requests if one.method == "POST" and one.at >= back_at]
+        self.peak = max((bisect_left(after, at + 1.0) - index for index, at in enumerate(after)), default=0)
         self.recovered_after = max(self.arrived["warehouse"], default=0.0) - (back_at - began)
         self.letters = sum(one.dead for one in app.operate().status())
 
 
-class Bottleneck:
+class Door:
     """A server that takes so many requests a second and refuses the rest."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self) -> None:
+        self.capacity = math.inf
         self.seconds: Counter[int] = Counter()
         self.refused: set[int] = set()
-        self.server = server
 
     def __call__(self, request: Request) -> Reply:
         second = int(request.at)
         self.seconds[second] += 1
-        if self.seconds[second] > CAPACITY:
+        if self.seconds[second] > self.capacity:
             self.refused.add(id(request))
             return Reply(503)
         return Reply(200)
@@ -136,7 +153,7 @@ class Bottleneck:
 
 def refused(server: HttpServer, request: Request) -> bool:
     """Was it answered with an error?"""
-    return isinstance(server.behave, Bottleneck) and id(request) in server.behave.refused
+    return isinstance(server.behave, Door) and id(request) in server.behave.refused
 
 
 def ids(server: HttpServer) -> set[str]:
@@ -209,8 +226,8 @@ def tell(story: Story) -> None:
     """What happened, in words."""
     print(picture(story))
     print(
-        f"\n{story.sent} events; the healthy sinks were at most "
-        f"{max(story.lag['crm'], story.lag['search']):.2f} s behind."
+        f"\n{len(story.appended)} events; the healthy sinks were at most "
+        f"{max(story.lags['crm'] + story.lags['search']):.2f} s behind."
     )
     print(
         f"warehouse was down for {story.down_for:.0f} s, met at most {story.peak} requests a second when it was back,"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from redrive.errors import UsageError
@@ -326,3 +329,35 @@ def test_rules_for_letters_are_read_from_the_file_and_the_environment(tmp_path: 
 def test_rules_for_letters_of_the_wrong_kind_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match=r"subscriptions\.charge\.letters"):
         load_settings(write(tmp_path, f"[subscriptions.charge.letters]\n{text}"), {})
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Settings(retry_budget="10/s"), "Settings: retry_budget='10/s' .* here write retry_budget=10.0"),  # type: ignore[arg-type]
+        (lambda: Settings(lease="1m30s"), "here write lease=90.0"),  # type: ignore[arg-type]
+        (lambda: Settings(spool_max="1MiB"), "here write spool_max=1048576"),  # type: ignore[arg-type]
+        (lambda: Settings(lease="soon"), "Settings: lease='soon': Expected `float`, got `str`"),  # type: ignore[arg-type]
+        (lambda: Settings(lease=0.0), "lease=0.0: Expected `float` >= 0.1"),
+        (lambda: Settings(batch_max=0), "batch_max=0: Expected `int` >= 1"),
+        (lambda: Settings(redact="*pin*"), "redact='\\*pin\\*': Expected `array`, got `str`"),  # type: ignore[arg-type]
+        (lambda: Settings(http="nowhere"), "http='nowhere': 'nowhere' is not an address"),
+        (lambda: Settings(profile="live"), "profile='live'"),  # type: ignore[arg-type]
+        (lambda: Settings(subscriptions={"a": {"timeout": "5s"}}), r"got `str` - at `\$\[...\].timeout`"),  # type: ignore[dict-item]
+        (lambda: SubscriptionSettings(timeout="5s"), "SubscriptionSettings: timeout='5s' .* here write timeout=5.0"),  # type: ignore[arg-type]
+        (lambda: RetrySettings(wait="1s"), "here write wait=1.0"),  # type: ignore[arg-type]
+        (lambda: LetterSettings(discard="a.*"), "LetterSettings: discard='a"),  # type: ignore[arg-type]
+        (lambda: msgspec.structs.replace(Settings(), lease="5s"), "here write lease=5.0"),
+    ],
+)
+def test_settings_that_are_made_in_code_are_checked_there(make: Callable[[], object], told: str) -> None:
+    """They had been taken as they were, and a worker halted over them as over a bug of ours."""
+    with pytest.raises(UsageError, match=told):
+        make()
+
+
+def test_settings_that_are_made_in_code_are_what_the_annotations_say() -> None:
+    assert isinstance(Settings(lease=5).lease, float)
+    assert Settings(redact=["*pin*"]).redact == ("*pin*",)  # type: ignore[arg-type]
+    table: Any = {"charge": {"concurrency": 2}}
+    assert Settings(subscriptions=table).subscriptions == {"charge": SubscriptionSettings(concurrency=2)}

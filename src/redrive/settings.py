@@ -9,6 +9,8 @@ What a subscription promises (order, key_by, types, start, partitions) is code, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -30,9 +32,50 @@ Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_le
 Reference = Annotated[str, Meta(pattern=r"^[\w.]+:[\w.]+$")]
 Address = Annotated[str, "address"]  # HOST:PORT, or "off"
 Profile = Literal["development", "staging", "production"]
+_NUMBERS: dict[str, Callable[[str], float]] = {"duration": duration, "rate": rate, "size": size}
 
 
-class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
+class _Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program writes is checked where it is written: later it would look like a bug of ours."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            value = getattr(self, name)
+            try:
+                checked = msgspec.convert(value, hint)
+                if "address" in marks(hint):
+                    address(value)
+            except (ValueError, msgspec.ValidationError) as error:
+                raise UsageError(
+                    f"{type(self).__name__}: {name}={value!r}{_advice(name, value, hint, error)}"
+                ) from None
+            if checked is not value:
+                msgspec.structs.force_setattr(self, name, checked)
+
+
+@cache
+def _hints(shape: Any) -> dict[str, Any]:
+    return get_type_hints(shape, include_extras=True)
+
+
+def _advice(name: str, value: Any, hint: Any, error: Exception) -> str:
+    units = [number for unit, number in _NUMBERS.items() if unit in marks(hint)]
+    if units and isinstance(value, str):
+        with suppress(ValueError):
+            return f" is a text with a unit, as for redrive.toml; here write {name}={units[0](value)}"
+    return f": {error}"
+
+
+def marks(hint: Any) -> Iterator[str]:
+    """What a type says of its values beside its kind: `duration`, `rate`, `size`."""
+    for part in (*get_args(hint), *getattr(hint, "__metadata__", ())):
+        if isinstance(part, str):
+            yield part
+        else:
+            yield from marks(part)
+
+
+class RetrySettings(_Checked, frozen=True, kw_only=True):
     """Overrides of a subscription's retry rule; what is None stays as the code says."""
 
     attempts: Count | None = None  # calls of the function, the first one included
@@ -46,7 +89,7 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
-class LetterSettings(msgspec.Struct, frozen=True, kw_only=True):
+class LetterSettings(_Checked, frozen=True, kw_only=True):
     """Overrides of the rules which failed events become dead letters; what is None stays as the code says."""
 
     discard: Patterns | None = None  # types, globs or /regular expressions/ whose letters are dropped; asked first
@@ -54,7 +97,7 @@ class LetterSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_if: Reference | None = None  # MODULE:FUNCTION of the letter that answers True or False; asked last
 
 
-class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
+class ReplaySettings(_Checked, frozen=True, kw_only=True):
     """Automatic replay of a subscription's dead letters; what is None stays as the code says."""
 
     enabled: bool | None = None  # false switches it off; true, or any of the others, on
@@ -70,7 +113,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
-class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionSettings(_Checked, frozen=True, kw_only=True):
     """Overrides for one subscription; what is None stays as the code says."""
 
     concurrency: Count | None = None  # events of different keys that run side by side
@@ -80,7 +123,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     replay: ReplaySettings = ReplaySettings()
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(_Checked, frozen=True, kw_only=True):
     """What the engine runs with. Durations are in seconds."""
 
     store: str | None = None  # path or URL of the store; a relative path starts at the working directory
@@ -233,7 +276,7 @@ def _read_file(path: Path, variables: _Found) -> _Found:
 def _leaves(table: Any, shape: Any, above: _Path, origin: str, *, from_text: bool = False) -> _Found:
     """The values in a table, converted, under their full names."""
     found: _Found = {}
-    hints = get_type_hints(shape, include_extras=True)
+    hints = _hints(shape)
     for key, value in _table(table, above, origin).items():
         name = (*above, key)
         if key in _CODE_ONLY:
@@ -277,15 +320,6 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
 
 def _is_list(hint: Any) -> bool:
     return get_origin(hint) is tuple or any(_is_list(part) for part in get_args(hint) if get_origin(hint) is not tuple)
-
-
-def marks(hint: Any) -> Iterator[str]:
-    """What a type says of its values beside its kind: `duration`, `rate`, `size`."""
-    for part in (*get_args(hint), *getattr(hint, "__metadata__", ())):
-        if isinstance(part, str):
-            yield part
-        else:
-            yield from marks(part)
 
 
 def _build(values: Mapping[_Path, Any]) -> Settings:

@@ -53,7 +53,14 @@ def test_in_words(inside: Any, store: str) -> None:
     assert lines[0].split() == ["due", "in", "log", "type", "key", "id"]
     assert lines[1].split()[-4:] == ["orders", "reminder.due", "bob", "two"]
     assert "the next 1; --limit shows more" in inside("scheduled", "--limit", "1", "--store", store).out
-    assert inside("scheduled", "nothing", "--store", store).out == "no such event waits\n"
+    assert inside("scheduled", "others", "--key", "ada", "--store", store).out == "no such event waits\n"
+
+
+def test_a_log_that_is_not_there_is_named(inside: Any, store: str) -> None:
+    for words in (("order",), ("order", "--json"), ("list", "order")):
+        said = inside("scheduled", *words, "--store", store)
+        assert said.code == 2
+        assert "there is no log 'order' in this store; did you mean 'orders'?" in said.err
 
 
 def test_status_shows_what_waits_and_what_is_overdue(inside: Any, store: str) -> None:

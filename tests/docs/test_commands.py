@@ -150,6 +150,10 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     redrive(folder, "run", "shop:app", "--until-idle", "--only", "charge")
     redrive(folder, "run", "shop:app", "--until-idle", "--only", "revenue")
     (folder / "bank_is_down").unlink()
+    app = App(str(folder / "shop.db"))
+    for page in ("/", "/cart", "/pay"):
+        app.log("events", intake="1/d").track("page.seen", {"page": page})
+    app.close()
     return folder
 
 

@@ -552,3 +552,14 @@ def test_without_the_driver_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("redrive.kafka.topic.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'redrive\[kafka\]'"):
         Topic("localhost:9092", "orders")
+
+
+def test_a_start_that_would_not_leave_out_what_the_topic_holds_is_refused(broker: Broker, make_shop: Any) -> None:
+    shop, seen = make_shop(), []
+    broker.say(4)
+    shop.app.on(shop.topic, start="now", name="late")(lambda event: seen.append(event.id))
+    with pytest.raises(UsageError, match=f"late: nothing of 'kafka:{broker.topic}' has landed yet"):
+        shop.run()
+    shop.app.on(shop.topic, start="first", name="late")(shop.app.subscriptions["late"].function)
+    shop.run()
+    assert sorted(seen) == broker.ids()

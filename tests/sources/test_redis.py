@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -387,3 +388,62 @@ def test_a_group_on_a_stream_that_was_restored_reads_all_of_it_and_knows_what_it
     shop.harness.run_until_idle()
     assert [id for id, _, _ in shop.given] == ["orders:5-0", "orders:9-0", "orders:7-0"]
     assert shop.reasons == []
+
+
+@pytest.mark.parametrize("start", ["now", "2026-01-31T00:00:00Z"])
+@pytest.mark.parametrize("kind", ["projection", "handler", "delivery"])
+def test_a_start_that_would_not_leave_out_what_the_stream_holds_is_refused(
+    shops: Any, server: Any, kind: str, start: str
+) -> None:
+    shop, _ = shops(**ORDERED), say(server, 3)
+    if kind == "projection":
+        shop.app.projection(shop.stream, start=start, name="late")(lambda event, tx: None)
+    elif kind == "handler":
+        shop.app.on(shop.stream, start=start, name="late")(lambda event: None)
+    else:
+        shop.app.deliver(shop.stream, to=Stream(shop.stream.url, "late", partitions=1), start=start)
+    with pytest.raises(UsageError, match=r"late.*: nothing of 'redis:orders' has landed yet") as told:
+        shop.harness.run_until_idle()
+    assert repr(start) in str(told.value)
+    assert 'start="first"' in str(told.value)
+    assert "raise Ignore(" in str(told.value)
+
+
+@WAYS
+def test_a_start_counts_from_what_has_landed(shops: Any, server: Any, way: dict[str, Any]) -> None:
+    shop, seen = shops(**way), []
+    say(server, 3)
+    shop.harness.run_until_idle()
+    shop.app.on(shop.stream, order="none", start="now", name="late")(lambda event: seen.append(event.id))
+    shop.harness.run_until_idle()
+    ids = say(server, 2)
+    shop.harness.run_until_idle()
+    assert seen == [f"orders:{id}" for id in ids]
+
+
+def test_a_function_that_is_known_may_say_any_start_while_nothing_has_landed(shops: Any, server: Any) -> None:
+    shop, seen = shops(**ORDERED), []
+    handle = lambda event: seen.append(event.id)  # noqa: E731
+    shop.app.on(shop.stream, name="late")(handle)
+    shop.harness.run_until_idle()
+    shop.app.on(shop.stream, start="now", name="late")(handle)
+    shop.harness.run_until_idle()
+    ids = say(server, 2)
+    shop.harness.run_until_idle()
+    assert seen == [f"orders:{id}" for id in ids]
+
+
+def test_a_start_that_is_no_time_is_told_so_also_on_a_stream(shops: Any) -> None:
+    shop = shops(**ORDERED)
+    shop.app.on(shop.stream, start="yesterday", name="late")(lambda event: None)
+    with pytest.raises(UsageError, match="start='yesterday' is neither"):
+        shop.harness.run_until_idle()
+
+
+def test_a_worker_that_does_not_read_the_stream_itself_refuses_such_a_start_too(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    shop.harness.run_until_idle()
+    shop.harness.restart()
+    shop.app.on(shop.stream, start="now", name="late")(lambda event: None)
+    with pytest.raises(UsageError, match="nothing of 'redis:orders' has landed yet"):
+        asyncio.run(shop.app.serve(until_idle=True, exclude=["redis:orders"]))

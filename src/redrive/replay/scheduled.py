@@ -9,6 +9,7 @@ from redrive.errors import UsageError
 from redrive.event import check_id, withdrawal
 from redrive.failpoints import hit
 from redrive.replay.deed import Operator, need_reason
+from redrive.replay.events import find_log
 from redrive.store.port import Store
 
 PAGE = 500
@@ -53,6 +54,8 @@ EVERYTHING = Sought()
 def waiting(store: Store, sought: Sought = EVERYTHING, limit: int = PAGE) -> list[Waiting]:
     """The next so many, in the order in which they are due."""
     with store.reading() as tx:
+        if sought.log is not None:
+            find_log(tx, sought.log)  # a name that is misspelt must not look like a log that waits for nothing
         values = {"log": sought.log, "key": sought.key, "type": sought.type, "limit": limit}
         return [Waiting(*row) for row in tx.sql.all("scheduled_page", values)]
 

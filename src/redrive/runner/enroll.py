@@ -35,11 +35,14 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
         tx.sql.claim((BOOKS,))  # other workers may start at the same moment
         known = {row.name: row for row in tx.progress.all()}
         orphans = [row for name, row in known.items() if name not in {sub.name for sub in declared}]
+        fed = {one.source for one in (*declared, *known.values()) if one.kind == "intake"}  # the logs of brokers
         rows = {}
         for subscription in declared:
             row = known.get(subscription.name)
             if row is None:
                 row = _add(engine, tx, subscription, orphans)
+                if subscription.source in fed:
+                    _check_landed(tx, subscription)
             else:
                 check_declared(tx, subscription, row)
                 _check_keys(engine, tx, subscription, row)
@@ -78,6 +81,21 @@ def _add(engine: Engine, tx: StoreTx, subscription: Subscription, orphans: list[
     tx.progress.add_filter(row.id, position, subscription.types)
     choose_identity(tx, row)
     return row
+
+
+def _check_landed(tx: StoreTx, subscription: Subscription) -> None:
+    """A start counts from what has landed. Where nothing has, it cannot leave out what the broker holds."""
+    source, start = subscription.source, subscription.start
+    log = tx.logs.id_of(source)
+    if start in (None, "first") or (log and tx.logs.last(log)):
+        return
+    raise UsageError(
+        f"{subscription.name}: nothing of {source!r} has landed yet, and start= counts from what has landed: with "
+        f"start={start!r} it would be called for all that the broker holds, too. Choose one:\n"
+        '  - start="first", and leave out what is old: if event.time < BEGUN: raise Ignore("before our time")\n'
+        '  - start="first" on Redis, through a group that you make at $: it begins there\n'
+        '  - start="now" once something has landed'
+    )
 
 
 def _start_position(tx: StoreTx, log: int, last: int, start: str, name: str) -> int:
