@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -354,3 +356,62 @@ def test_what_one_asked_for_that_failed_is_not_there_for_the_next(app: App, harn
     at_once(app, harness, function, [5, 6])
     assert errors(harness) == ["after it wrote", "malformed JSON"]
     assert harness.query(SEEN) == []
+
+
+class Recipe:
+    """What a function does for one event: some writes, a few of them watched, and whether it raises in the end."""
+
+    def __init__(self, number: int, dice: random.Random) -> None:
+        self.is_bad = dice.random() < 0.4
+        self.steps: list[tuple[int, int | None]] = [
+            (1_000 + number, None)
+        ]  # what to write, and what else if it is taken
+        if self.is_bad:
+            taken = [1_000 + dice.randrange(12), *range(3)]
+            self.steps = [(dice.choice(taken), dice.choice([None, *range(3, 6)])) for _ in range(dice.randint(0, 3))]
+        self.spares = self.is_bad and dice.random() < 0.5  # who found something taken is content
+
+    def follow(self, write: Callable[[int], Any]) -> None:
+        found_taken = False
+        for step, other in self.steps:
+            try:
+                write(step)
+            except sqlite3.IntegrityError:
+                if other is None:
+                    raise
+                found_taken = True
+                write(other)
+        if self.is_bad and not (self.spares and found_taken):
+            raise Poison("in the end")
+
+
+def expected(recipes: list[Recipe]) -> tuple[list[int], list[str]]:
+    """By hand: those that raise when nothing is taken come last, one after the other; rows, and what the dead say."""
+    rows = {step for recipe in recipes if not recipe.is_bad for step, _ in recipe.steps}
+    dead: list[str] = []
+
+    def write(number: int) -> None:
+        if number in rows:
+            raise sqlite3.IntegrityError("UNIQUE constraint failed: seen.n")
+        rows.add(number)
+
+    for recipe in recipes:
+        if recipe.is_bad:
+            before = set(rows)
+            try:
+                recipe.follow(write)
+            except (Poison, sqlite3.IntegrityError) as error:
+                dead.append(str(error))
+                rows = before
+    return sorted(rows), dead
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_fate_of_poison_is_that_of_calls_behind_all_others(app: App, harness: Harness, seed: int) -> None:
+    dice = random.Random(seed)
+    recipes = [Recipe(number, dice) for number in range(12)]
+    at_once(app, harness, lambda number, tx: recipes[number].follow(lambda n: note(tx, n, "x")), list(range(12)))
+    rows, dead = expected(recipes)
+    assert [n for n, _ in harness.query(SEEN)] == rows
+    assert errors(harness) == dead
+    assert [message for _, message in attempts_of(harness)] == [message for message in dead for _ in range(3)]
