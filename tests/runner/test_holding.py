@@ -306,11 +306,19 @@ def test_what_goes_well_the_second_time_is_applied_once(app: App, harness: Harne
 
 
 WHOLE = "INSERT INTO seen SELECT ?, json(CASE typeof(?) WHEN 'integer' THEN '1' ELSE '{' END)"
+NAMED = WHOLE.replace("?", ":n", 1).replace("?", ":whole")
 
 
 @pytest.mark.parametrize(
     ("how", "says"),
-    [("others", "UNIQUE"), ("more", "UNIQUE"), ("another type", "malformed"), ("looking", "try"), ("at once", "try")],
+    [
+        ("others", "UNIQUE"),
+        ("more", "UNIQUE"),
+        ("another type", "malformed"),
+        ("another type by name", "malformed"),
+        ("looking", "try"),
+        ("at once", "try"),
+    ],
 )
 def test_an_attempt_that_does_something_else_is_taken_at_its_word(
     app: App, harness: Harness, how: str, says: str
@@ -327,6 +335,8 @@ def test_an_attempt_that_does_something_else_is_taken_at_its_word(
                 note(tx, 7, "taken")
             case "another type":
                 tx.execute(WHOLE, (number, 1.0 if again else 1))
+            case "another type by name":
+                tx.execute(NAMED, {"n": number, "whole": 1.0 if again else 1})
             case "looking" if again:
                 assert tx.execute(WHOLE, (number, 1)).rowcount == 1
             case "at once":  # the first time it asks for nothing

@@ -267,7 +267,7 @@ def _is_same(one: Held, other: Held) -> bool:
 
 def _values(held: Held) -> list[Any]:
     parameters = held.parameters
-    return [*parameters.items()] if type(parameters) is dict else [*parameters]
+    return [*parameters, *parameters.values()] if type(parameters) is dict else [*parameters]
 
 
 @lru_cache(256)
