@@ -6,7 +6,9 @@ choice per process: the stdlib's, which users, Django and SQLAlchemy use too.
 
 from __future__ import annotations
 
+import signal
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -62,15 +64,26 @@ def translate(error: sqlite3.Error, path: str) -> StoreError:
 class Guard:
     """Refuses COMMIT and ROLLBACK unless the engine itself asks."""
 
-    __slots__ = ("engine",)
+    __slots__ = ("engine", "has_refused")
 
     def __init__(self) -> None:
-        self.engine = False
+        self.engine = self.has_refused = False
 
     def __call__(self, action: int, first: str | None, *_: Any) -> int:
         if action == sqlite3.SQLITE_TRANSACTION and not self.engine:
+            self.has_refused = True
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
+
+    def is_interrupt(self, error: BaseException) -> bool:
+        """Is this Ctrl-C? It may strike while we are asked: sqlite3 drops it then and takes no answer for a refusal."""
+        return (
+            isinstance(error, sqlite3.DatabaseError)
+            and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH
+            and not self.has_refused
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
 
 
 def holds_store(path: str) -> bool:
