@@ -154,9 +154,15 @@ def environment() -> Mapping[str, str]:
 
 
 def copied(template: str, folder: Path) -> str:
-    """A private copy of a prepared file (it was closed cleanly: there is no write-ahead log beside it)."""
+    """A private copy of a prepared file (it was closed cleanly: there is no write-ahead log beside it).
+
+    It is on the disk before any clock runs: who syncs would wait for the hundreds of megabytes of a large one, too.
+    """
     target = folder / "run.db"
-    shutil.copyfile(template, target)
+    with Path(template).open("rb") as source, target.open("wb") as copy:
+        shutil.copyfileobj(source, copy, 1 << 20)
+        copy.flush()
+        os.fsync(copy.fileno())
     return str(target)
 
 

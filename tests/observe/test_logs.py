@@ -60,16 +60,18 @@ def test_what_lasts_for_ever_is_a_line_of_json_too(caplog: pytest.LogCaptureFixt
     assert (line["signal"], line["breaker"], line["seconds"]) == ("breaker.opened", "bank", None)
 
 
-def test_retries_that_failed_alike_share_a_line_and_dead_letters_do_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_that_failed_alike_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     def failing(number: int) -> tuple[str, str, str, int, int, int, str, str, str]:
         return ("charge", f"id-{number}", "order.placed", number, number, 1, "OSError", f"no {number}", "f" * 12)
 
     other = sig.Retried("charge", "id-9", "order.placed", 9, 9, 2, "OSError", "no 9", "f" * 12, 2.0)
     retried = [sig.Retried(*failing(number), 1.0) for number in range(3)]
-    LogListener()([*retried, other, *[sig.Buried(*failing(number), "permanent") for number in range(2)]])
+    buried = [sig.Buried(*failing(number), "permanent") for number in range(2)]
+    expired = sig.Buried(*failing(7), "expired")
+    LogListener()([*retried, other, *buried, expired])
     told = [(record.redrive["signal"], record.redrive["position"], record.redrive.get("count"))  # type: ignore[attr-defined]
             for record in caplog.records]  # fmt: skip
-    assert told == [("retried", 0, 3), ("retried", 9, None), ("buried", 0, None), ("buried", 1, None)]
+    assert told == [("retried", 0, 3), ("retried", 9, None), ("buried", 0, 2), ("buried", 7, None)]
     assert caplog.records[0].message.endswith("delay=1.0 count=3")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from redrive import App, UsageError, no_retry, retry
 from redrive.observe import signals as sig
+from redrive.runner.staff import Staff
 from redrive.settings import Settings
 from redrive.testing import Harness
 
@@ -349,8 +350,9 @@ def test_stopping_waits_for_a_running_thread_and_settles_its_event(threads: Thre
         assert tx.execute("SELECT owner, unclean, applied FROM redrive_progress").fetchone() == (None, 0, 1)
 
 
-def test_who_was_fenced_calls_nobody_any_more(threads: Threads) -> None:
+def test_who_was_fenced_calls_nobody_any_more(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread goes on with what is ready, as long as it is wanted. What it does after a take-over is done twice."""
+    monkeypatch.setattr(Staff, "settle_after", 30.0)  # nobody hears of the first before the second has begun
     app, called = threads.app, []
 
     @app.on(app.log("orders"), start="first")
@@ -360,6 +362,8 @@ def test_who_was_fenced_calls_nobody_any_more(threads: Threads) -> None:
             with app.transaction() as tx:
                 tx.execute("UPDATE redrive_progress SET epoch = epoch + 1")
         if event.data == 1:
+            supervisor: Any = app.runtime.supervisor
+            supervisor.loops["charge"]._staff._call()
             assert threads.release.wait(30)
 
     async def scenario() -> None:

@@ -1,21 +1,38 @@
-"""Reading ahead: while a group is committed another thread reads what comes next, and nothing else changes."""
+"""Reading ahead: while events are called another thread reads what comes next, and nothing else changes."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redrive import App
+from redrive.clock import Env
+from redrive.draft import draft
 from redrive.errors import StoreBusy
-from redrive.store.ahead import Ahead, Lookout
+from redrive.event import Event
+from redrive.runner import coming
+from redrive.runner.coming import Coming
+from redrive.store.ahead import Ahead, Lookout, NoLookout
+from redrive.store.log import events_after
+from redrive.store.packed import packed_after
+from redrive.store.sqlite.store import SqliteStore
+from redrive.testing import make_event
+from redrive.types import EventTypes
 
 KEYS = 150  # more than a group must have to be worth another thread
+
+
+def busy() -> None:
+    raise StoreBusy("somebody else")
 
 
 @pytest.fixture
@@ -25,29 +42,24 @@ def lookout() -> Iterator[Lookout]:
     made.stop()
 
 
-def test_what_is_begun_is_read_once_by_another_thread(lookout: Lookout) -> None:
-    readers: list[str] = []
-    ahead = Ahead(lookout, lambda: readers.append(threading.current_thread().name))
-    ahead.begin()
-    ahead.begin()
-    ahead.result()
-    assert readers == ["redrive-lookout a test"]
-
-
-def test_what_was_never_begun_is_read_where_it_is_wanted(lookout: Lookout) -> None:
-    assert Ahead(lookout, threading.current_thread).result() is threading.current_thread()
+def test_it_is_read_by_another_thread(lookout: Lookout) -> None:
+    assert lookout.ahead(lambda: threading.current_thread().name).result() == "redrive-lookout a test"
 
 
 def test_what_went_wrong_is_told_to_who_wants_the_answer(lookout: Lookout) -> None:
-    def read() -> None:
-        raise StoreBusy("somebody else")
-
-    ahead, next_one = Ahead(lookout, read), Ahead(lookout, lambda: "goes on")
-    ahead.begin()
-    next_one.begin()
+    ahead, next_one = lookout.ahead(busy), lookout.ahead(lambda: "goes on")
     with pytest.raises(StoreBusy, match="somebody else"):
         ahead.result()
     assert next_one.result() == "goes on"
+
+
+def test_without_threads_it_is_read_at_once_and_told_later() -> None:
+    lookout, read = NoLookout("a test"), list[int]()
+    ahead, failed = lookout.ahead(lambda: read.append(1)), lookout.ahead(busy)
+    assert read == [1]
+    assert ahead.result() is None
+    with pytest.raises(StoreBusy, match="somebody else"):
+        failed.result()
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -56,7 +68,7 @@ def test_what_is_read_beside_a_commit_is_handled_once_and_in_order(tmp_path: Pat
     orders = app.log("orders")
     handled: dict[str, list[int]] = defaultdict(list)
     readers: set[str] = set()
-    look = Ahead._hear
+    look = Ahead.hear
 
     def handle(event: Any) -> None:
         handled[event.key].append(event.data["n"])
@@ -77,7 +89,7 @@ def test_what_is_read_beside_a_commit_is_handled_once_and_in_order(tmp_path: Pat
         look(ahead, result, error)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ahead, "_hear", hear)
+        patch.setattr(Ahead, "hear", hear)
         orders.append_many([{"type": "placed", "data": {"n": n}, "key": f"k{n % KEYS}"} for n in range(5_000)])
         asyncio.run(asyncio.wait_for(app.serve(until_idle=True), 60))
     assert len(readers) == 1 and next(iter(readers)).startswith("redrive-lookout")
@@ -101,3 +113,149 @@ def test_what_a_group_emits_to_its_own_log_is_not_overlooked(tmp_path: Path) -> 
     asyncio.run(asyncio.wait_for(app.serve(until_idle=True), 60))
     assert sorted(handled) == sorted((f"k{k}", left) for k in range(KEYS) for left in range(4))
     app.close()
+
+
+# ---------------------------------------------------------------- what comes next
+
+
+class Shelf:
+    """A log of numbers, which counts how often it is looked at."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.now, self.ahead = last, 0, 0
+        self.coming = Coming(NoLookout("a test"), self.read_ahead)
+
+    def read(self, above: int, count: int) -> list[Event[Any]]:
+        self.now += 1
+        return [make_event("told", at, position=at) for at in range(above + 1, min(above + count, self.last) + 1)]
+
+    def read_ahead(self, above: int, count: int) -> list[Event[Any]]:
+        self.ahead += 1
+        self.now -= 1
+        return self.read(above, count)
+
+    def take(self, position: int, room: int) -> list[int]:
+        taken = self.coming.take(position, room, self.read)
+        self.coming.begin(taken, room)
+        return [event.position for event in taken]
+
+
+def test_what_was_read_before_is_taken_and_the_rest_is_kept_for_the_next_time() -> None:
+    shelf = Shelf(1_000)
+    assert shelf.take(0, 40) == [*range(1, 41)]
+    assert shelf.take(40, 10) == [*range(41, 51)]
+    assert shelf.take(50, 35) == [*range(51, 86)]
+    assert shelf.now == 1, "only the first was read when it was wanted"
+
+
+def test_whoever_goes_back_reads_again() -> None:
+    shelf = Shelf(1_000)
+    assert shelf.take(0, 40) == [*range(1, 41)]
+    assert shelf.take(20, 40) == [*range(21, 61)]
+    assert shelf.now == 2
+    assert shelf.take(60, 5) == [*range(61, 66)]
+    assert shelf.now == 2
+
+
+def test_whoever_is_further_passes_over_what_lies_behind() -> None:
+    shelf = Shelf(1_000)
+    shelf.take(0, 40)
+    assert shelf.take(43, 5) == [44, 45, 46, 47, 48]
+    assert shelf.take(500, 5) == [501, 502, 503, 504, 505]
+    assert shelf.now == 2
+
+
+def test_at_the_end_nobody_reads_ahead_and_what_is_appended_then_is_found() -> None:
+    shelf = Shelf(50)
+    assert shelf.take(0, 40) == [*range(1, 41)]
+    assert shelf.take(40, 40) == [*range(41, 51)]
+    assert (shelf.now, shelf.ahead) == (1, 1)
+    shelf.last = 60
+    assert shelf.take(50, 40) == [*range(51, 61)]
+    assert (shelf.now, shelf.ahead) == (2, 1)
+
+
+def test_large_events_are_not_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coming, "BYTES_MAX", 50)
+    shelf = Shelf(1_000)
+    assert shelf.take(0, 40) == [*range(1, 41)]
+    assert shelf.take(40, 40) == [*range(41, 81)]
+    assert (shelf.now, shelf.ahead) == (2, 0)
+
+
+def test_what_could_not_be_read_ahead_is_read_when_it_is_wanted() -> None:
+    shelf = Shelf(1_000)
+    shelf.take(0, 40)
+    shelf.coming._begun = NoLookout("a test").ahead(cast("Callable[[], list[Event[Any]]]", busy))
+    assert shelf.take(40, 40) == [*range(41, 81)]
+    assert shelf.now == 2
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(-10, 10)), max_size=20), st.integers(0, 300))
+def test_whatever_is_asked_for_it_is_what_the_log_has(steps: list[tuple[int, int]], last: int) -> None:
+    shelf, position = Shelf(last), 0
+    for room, jump in steps:
+        taken = shelf.take(position, room)
+        assert taken == [*range(position + 1, position + 1 + len(taken))]
+        assert taken or position >= last
+        position = max(0, (taken[-1] if taken else position) + jump)
+        shelf.last += room // 3
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(
+                st.binary(max_size=30), st.sampled_from([b'{"a":"\\u0000"}', b"null", b'"\xff"', b"\x00", b"\n"])
+            ),
+            st.one_of(st.none(), st.binary(max_size=10)),
+            st.one_of(st.none(), st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)),
+            st.integers(-(2**62), 2**62),
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 15),
+)
+def test_events_that_are_read_in_one_step_are_the_same(rows: list[tuple[Any, ...]], limit: int) -> None:
+    store, types = SqliteStore(":memory:", inline=True), EventTypes()
+    with store.transaction() as tx:
+        log = tx.logs.id_of("orders", create=True)
+        for number, (data, headers, key, time_us) in enumerate(rows):
+            values = (log + number % 4 // 3, f'"{number}', "told", key, 1, time_us, headers, data)
+            fields = "log, id, type, key, schema, time_us, headers, data"
+            tx.execute(f"INSERT INTO redrive_events ({fields}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+        expected = events_after(tx.logs, log, 1, limit, types)
+        tx.logs.dense.discard(log)
+        found = packed_after(tx.logs, tx.sql, log, 1, limit, types)
+        tx.logs.dense.add(log)
+        near = packed_after(tx.logs, tx.sql, log, 1, limit, types)
+    assert [event._row() for event in found] == [event._row() for event in expected]
+    assert [event._row() for event in near] == [event._row() for event in expected][: len(near)]
+    assert near or not expected
+    store.close()
+
+
+def test_what_is_no_bytes_is_read_as_it_is() -> None:
+    """Who else writes to the file may store a text, whose length is counted in characters."""
+    store, types = SqliteStore(":memory:", inline=True), EventTypes()
+    with store.transaction() as tx:
+        log = tx.logs.id_of("orders", create=True)
+        for data in ("\u00e4\u00f6", b"1"):
+            values = (log, f"{data!r}", "told", 1, 0, data)
+            tx.execute(
+                "INSERT INTO redrive_events (log, id, type, schema, time_us, data) VALUES (?, ?, ?, ?, ?, ?)", values
+            )
+        found = packed_after(tx.logs, tx.sql, log, 0, 10, types)
+    assert [event.data_raw for event in found] == ["\u00e4\u00f6", b"1"]
+    store.close()
+
+
+def test_what_is_too_much_for_one_text_is_left_to_be_read_when_it_is_wanted() -> None:
+    store, types = SqliteStore(":memory:", inline=True), EventTypes()
+    with store.transaction() as tx:
+        rows, _ = tx.logs.append("orders", [draft(types, Env(), "told", "x" * 900) for _ in range(3)])
+        log = tx.logs.id_of("orders")
+        assert len(packed_after(tx.logs, tx.sql, log, 0, 10, types)) == len(rows) == 3
+        tx.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2_000)
+        assert packed_after(tx.logs, tx.sql, log, 0, 10, types) == []
+    store.close()

@@ -1,6 +1,6 @@
 """Signals as log lines on the stdlib logger `redrive`: one line per fact, JSON or text, never a payload.
 
-Attempts that failed alike in one transaction are one fact: their line names the first and says how many.
+Events that failed alike in one transaction are one fact: their line names the first and says how many.
 """
 
 from __future__ import annotations
@@ -76,17 +76,21 @@ class LogListener(Choosy):
 
 
 def _together(signals: Sequence[Signal]) -> Iterable[tuple[Signal, int]]:
-    """The signals, and how often: an outage makes thousands of attempts fail for one reason, which is one line."""
-    retried: dict[tuple[object, ...], tuple[Signal, int]] = {}
-    others: list[tuple[Signal, int]] = []
+    """The signals, and how often: an outage makes thousands of events fail for one reason, which is one line."""
+    alike: dict[object, tuple[Signal, int]] = {}
     for signal in signals:
-        if isinstance(signal, sig.Retried):
-            same = (signal.subscription, signal.type, signal.attempt, signal.fingerprint)
-            first, count = retried.get(same, (signal, 0))
-            retried[same] = (first, count + 1)
-        else:
-            others.append((signal, 1))
-    return (*retried.values(), *others)
+        same = _reason(signal)
+        first, count = alike.get(same, (signal, 0))
+        alike[same] = (first, count + 1)
+    return alike.values()
+
+
+def _reason(signal: Signal) -> object:
+    """What the signal has in common with those that share its line."""
+    if not isinstance(signal, sig.Failing):
+        return id(signal)
+    why = signal.reason if isinstance(signal, sig.Buried) else None
+    return type(signal), signal.subscription, signal.type, signal.attempt, signal.fingerprint, why
 
 
 @lru_cache(256, typed=True)  # most of what a line says was said in the line before

@@ -94,5 +94,7 @@ class Halt:
 
 Action = Commit | Park | Bury | Ignore | Discard | Rerun | Defer | Halt
 
+UNWRITTEN = (Rerun, Defer, Halt)  # what writes nothing about the event: it will run again
+
 COMMIT = Commit()
 DEFER = Defer()

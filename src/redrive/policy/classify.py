@@ -33,9 +33,19 @@ def is_permanent(error: BaseException) -> bool:
 
     A group of exceptions is permanent if one of them is: the others may heal, the group cannot.
     """
-    if not isinstance(error, BaseExceptionGroup):  # most are none: ask once, without a walk
-        return isinstance(error, _PERMANENT) or _blames_the_request(error)
+    if not object.__getattribute__(error, "__dict__"):  # most exceptions: only their class could tell, and once
+        kind: Any = type(error)
+        if (answer := _is_permanent_class(kind)) is not None:
+            return answer
     return any(isinstance(one, _PERMANENT) or _blames_the_request(one) for one in leaves(error))
+
+
+@lru_cache(1024)
+def _is_permanent_class(kind: Any) -> bool | None:
+    """Whether all errors of this class are that hold nothing else; None: those that are inside of it tell."""
+    if issubclass(kind, BaseExceptionGroup):
+        return None
+    return issubclass(kind, _PERMANENT) or _is_about_the_request(_status_of_class(kind))
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -54,6 +64,8 @@ def blames_a_dependency(error: BaseException) -> bool:
     What an event or the code is to blame for says nothing about the other side. Libraries that do not inherit from the
     built-in errors are recognised by how they name theirs.
     """
+    if not isinstance(error, BaseExceptionGroup):  # most are none: ask once, without a walk
+        return _is_outside(error)
     return any(_is_outside(one) for one in leaves(error))
 
 
@@ -116,5 +128,8 @@ def _inherited(kind: type, name: str) -> object:
 
 
 def _blames_the_request(error: BaseException) -> bool:
-    status = http_status(error)
+    return _is_about_the_request(http_status(error))
+
+
+def _is_about_the_request(status: int | None) -> bool:
     return status is not None and 400 <= status <= 499 and status not in _COME_BACK_LATER

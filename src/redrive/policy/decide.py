@@ -8,7 +8,9 @@ stop, a store that is down, a conflict that a re-run can cure).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, assert_never
+from typing import assert_never
+
+from msgspec import Struct
 
 from redrive.policy import action as act
 from redrive.policy import outcome as out
@@ -29,7 +31,7 @@ class Policy:
     crash_charges_max: int = 3  # one death may be the deploy, two a coincidence; the third time it is the event
 
 
-class Call(NamedTuple):
+class Call(Struct, frozen=True, gc=False):
     """The circumstances of one call, so that the branches below read as sentences."""
 
     attempt: int  # the number of this attempt; the first is 1

@@ -10,7 +10,7 @@ from redrive.errors import StoreError, UsageError
 from redrive.event import Event
 from redrive.policy import outcome as out
 from redrive.policy.outcome import Outcome
-from redrive.runner.call import attempt, check_done, outcome_of
+from redrive.runner.call import attempt, check_done, describe, is_plain, outcome_of
 from redrive.runner.duty import Duty, Work
 from redrive.runner.settle import Settling
 from redrive.runner.strides import Late
@@ -71,7 +71,7 @@ class Caller:
         if error is None:
             work.outcome = out.APPLIED
             return True
-        is_undone = tx.is_undone
+        is_undone = tx.takes_back(error)
         if not is_undone and tx.answers() is not None:
             raise Late
         work.outcome = self.outcome(work, error)
@@ -79,29 +79,34 @@ class Caller:
             tx.undo()
         return False
 
-    def repeat(
-        self, tx: StoreTx, hold: Holding, user: Tx, work: Work, function: Function, asked: Sequence[Any]
-    ) -> bool:
-        """As `retry`, of a call that asked for what would go well now: that is not done again if it does so again."""
+    def repeats(self, hold: Holding, held: Tx, work: Work, asked: Sequence[Any]) -> bool:
+        """One more call, which asked for what would go well: does it raise once more, after the same? Its outcome then.
+
+        Nothing of it is left, whatever it did.
+        """
         assert work.event is not None
-        held = self.user(hold)
         held.event, self._emitted = work.event, None
-        error = hold.repeats(lambda: attempt(self.for_one, work.event, held), asked)
-        if error is not None:
-            work.outcome = self.outcome(work, error)
+        hold.begin(held, is_trial=True)
+        error = attempt(self.for_one, work.event, held)
+        if not hold.has_repeated(asked) or error is None:
+            work.event.forget()
             return False
-        tx.undo()
-        work.event.forget()
-        return self.retry(tx, user, work, function)
+        work.outcome = self.outcome(work, error)
+        return True
 
     def outcome(self, work: Work, error: BaseException) -> Outcome:
         """What an error means; what is nobody's fault here is raised."""
         engine = self.duty.engine
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
-        self.unless_the_world(error)
-        reruns, limit = self.reruns.get(work.position, 0), engine.settings.error_text_max
-        outcome = outcome_of(error, _never, reruns=reruns, limit=limit)
+        limit = engine.settings.error_text_max
+        outcome: Outcome
+        if is_plain(error):
+            self.unless_the_world(error)
+            outcome = out.Failed(error, describe(error, limit))
+        else:
+            if isinstance(error, (SystemExit, KeyboardInterrupt)):
+                engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
+            self.unless_the_world(error)
+            outcome = outcome_of(error, _never, reruns=self.reruns.get(work.position, 0), limit=limit)
         if self.duty.subscription.on_error is None:  # nobody will look at it again; it holds our frames, which hold it
             error.__traceback__ = None
         return outcome

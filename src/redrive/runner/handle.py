@@ -20,13 +20,14 @@ from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
 from redrive.runner.budget import over_budget
 from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
+from redrive.runner.coming import Coming
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Fresh, Work, edited
 from redrive.runner.gate import Gate
 from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
-from redrive.store.ahead import Ahead
 from redrive.store.log import events_after
+from redrive.store.packed import packed_after
 from redrive.store.port import Disbelief, StoreTx
 from redrive.store.sql import Row
 
@@ -43,7 +44,8 @@ class Handling:
         rule = duty.subscription.breaker
         self.keys = KeyGate(duty, self.desk) if rule is not None and rule.per == "key" else None
         self.gate: Gate | None = self.keys or (Gate(duty) if rule or duty.subscription.limit else None)
-        self._ahead: Ahead[list[Event[Any]]] | None = None  # what is read while a group is being committed
+        lookout = duty.engine.store.lookout
+        self._coming = None if lookout is None else Coming(lookout, self._read_ahead)
         self.lane_full = ""
         self.halt = ""
 
@@ -161,15 +163,11 @@ class Handling:
     def round(self, group: list[Work], room: int, due: list[tuple[str | None, Head]]) -> Round:
         """Settle a group, then read what there is room for: one hop. Runs where writing happens."""
         result, duty = Round(), self.duty
-        self._ahead = None
-        lookout = duty.engine.store.lookout
-        if group and room and lookout is not None and not self._is_held():
-            self._ahead = lookout.ahead(lambda: self._look_ahead(room), len(group))
         if group or duty.window.plan(()).prefix != duty.window.position:
             self._settle(group, result)
         with duty.engine.store.reading(snapshot=False) as tx:
             mine = tx.sql.each("progress_get", (duty.member,))
-            early = room and not self._is_held() and self._ahead is None
+            early = room and not self._is_held()
             if early:  # one answer for both; if it is to wait after all, it is read again
                 result.events = self._read(tx, room)
             duty.refresh(tx, mine)
@@ -179,16 +177,11 @@ class Handling:
                 result.letters = [(lane, head, tx.letters.event(head.letter)) for lane, head in due]
             if self._is_held():
                 result.events = []
-            elif self._ahead is not None:
-                result.events, self._ahead = self._ahead.result(), None
             elif room and not early:
                 result.events = self._read(tx, room)
+        if self._coming is not None:
+            self._coming.begin(result.events, room)
         return result
-
-    def _look_ahead(self, room: int) -> list[Event[Any]]:
-        """The log beyond what we took in does not depend on what is settled now. Runs beside the writer."""
-        with self.duty.engine.store.reading(snapshot=False) as tx:
-            return self._read(tx, room)
 
     def _is_held(self) -> bool:
         """Is nothing to be read now, as far as is known?"""
@@ -197,8 +190,17 @@ class Handling:
 
     def _read(self, tx: StoreTx, room: int) -> list[Event[Any]]:
         duty = self.duty
-        duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
-        return events_after(tx.logs, duty.log_id, duty.window.cursor, room, duty.engine.types)
+        log = duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
+        types = duty.engine.types
+        if self._coming is None:
+            return events_after(tx.logs, log, duty.window.cursor, room, types)
+        return self._coming.take(duty.window.cursor, room, lambda at, n: events_after(tx.logs, log, at, n, types))
+
+    def _read_ahead(self, position: int, count: int) -> list[Event[Any]]:
+        """The log beyond what was taken in does not depend on what is done with it. Runs beside the writer."""
+        duty = self.duty
+        with duty.engine.store.reading(snapshot=False) as tx:
+            return packed_after(tx.logs, tx.sql, duty.log_id, position, count, duty.engine.types)
 
     def _settle(self, group: list[Work], result: Round) -> None:
         """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate.
@@ -245,8 +247,9 @@ class Handling:
             if self.keys is not None:
                 self.keys.feed(settling, group)
             together: list[Work] = []
+            applied = out.APPLIED
             for work in group:
-                if work.outcome is not out.APPLIED:
+                if work.outcome is not applied:
                     if work.follow:
                         settling.follow(work)
                     else:
@@ -263,8 +266,6 @@ class Handling:
             if (keeper := self.duty.keeper) is not None:
                 keeper.write(tx, settling.states)
             hit("round.before_commit")
-            if self._ahead is not None:
-                self._ahead.begin()
         return settling
 
     def _has_effects(self, group: list[Work]) -> bool:

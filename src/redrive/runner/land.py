@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, cast
 
 from redrive.event import NewEvent
 from redrive.failpoints import hit
@@ -30,7 +31,7 @@ from redrive.store.sql import Row
 READ_MAX = 1_000  # messages in one transaction
 # While there is a backlog of small ones, so many times as many: a commit costs less, and pages of the index on the keys
 # are written once per transaction. More would let what has landed pile up faster than it is applied, and leave memory.
-MORE, SMALL_BYTES = 2, 1_000
+MORE, SMALL_BYTES, SAMPLE = 2, 1_000, 50
 # Seconds for which a read may block: a stop waits for it. Short at first: who stops when idle, stops soon after.
 WAIT_MIN, WAIT_MAX = 0.01, 0.2
 # Seconds for which what comes now and then is read and landed without a word to the loop, which has a lease to keep.
@@ -88,7 +89,7 @@ class Landing:
     def _land(self, messages: Sequence[Message | Plain], starts: Positions, *, is_wary: bool) -> bool:
         """One transaction: the fence, the events, how far we are."""
         duty, engine = self.duty, self.duty.engine
-        to = {**self.positions, **starts, **{message.partition: message.position for message in messages}}
+        to = {**self.positions, **starts, **_ends(messages)}
         # What the broker is told to have landed must have; what it gives again after a power cut need not.
         with engine.store.transaction(durable=self.source.acknowledges) as tx:
             _, paused, *_ = tx.progress.fence(duty.member, duty.epoch, duty.window.position)
@@ -127,13 +128,16 @@ class Landing:
         """What was added, and the events that were new: nearly always all, which writing them shows soonest."""
         duty, log = self.duty, self.duty.subscription.source
         events: Sequence[landed.Fields]
-        if is_wary:
+        is_plain = set(map(type, messages)) == {Plain} and not is_wary
+        if is_plain:
+            events = cast("Sequence[Plain]", messages)
+        elif is_wary:
             events = self._new(tx, messages)
         else:
             events = [m if type(m) is Plain else m.event for m in messages]
         if not events:
             return landed.Appended(duty.window.position, 0, []), events
-        is_first, is_plain = not self._has_said, set(map(type, events)) == {Plain}
+        is_first = not self._has_said
         added = landed.append_new(tx.logs, tx.sql, log, events, is_first=is_first, is_plain=is_plain)
         if added is None:
             raise Repeated
@@ -243,10 +247,11 @@ class LandingLoop(AskingLoop):
             return
         self.idle = False
         self._wait = WAIT_MIN if self._thread is not None and len(messages) < READ_MAX else 0.0
-        self._cursor |= {**starts, **{message.partition: message.position for message in messages}}
+        self._cursor |= {**starts, **_ends(messages)}
         # A few may be all there is, or say that something is lost: let them land first.
         if len(messages) >= READ_MAX and self._turn is None:
-            are_small = sum(map(_size, messages)) <= SMALL_BYTES * len(messages)
+            sample = [*map(_size, messages[:: 1 + len(messages) // SAMPLE])]
+            are_small = sum(sample) <= SMALL_BYTES * len(sample)
             self._read_max = MORE * READ_MAX if are_small else READ_MAX
             self._ahead = self._read(reader)
             self._ahead.add_done_callback(heard)
@@ -296,7 +301,7 @@ class LandingLoop(AskingLoop):
             messages, starts = reader.read(positions, limit, wait), reader.starts
             if not (messages or starts):
                 return Read(messages, positions if has_landed else starts, has_landed)
-            positions = {**positions, **starts, **{message.partition: message.position for message in messages}}
+            positions = {**positions, **starts, **_ends(messages)}
             landed = self.bridge.run_here(partial(self._landed, Read(messages, positions, None), starts), future)
             if not landed:
                 return None
@@ -307,6 +312,14 @@ class LandingLoop(AskingLoop):
 
     def _landed(self, read: Read, starts: Positions) -> Read:
         return read._replace(landed=self.landing.land(read.messages, starts))
+
+
+_PLACE = attrgetter("partition", "position")
+
+
+def _ends(messages: Sequence[Message | Plain]) -> Positions:
+    """How far they reach: the last of each partition."""
+    return dict(map(_PLACE, messages))
 
 
 def _size(message: Message | Plain) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from redrive.errors import StoreError
+from redrive.errors import RedriveError, StoreError
 from redrive.observe import signals as sig
 from redrive.policy.lease import renew_at
 from redrive.runner import leases
@@ -103,6 +103,17 @@ class ProjectionLoop(Loop):
 
     async def run(self) -> None:
         projector = Projector(self.duty)
+        failed: RedriveError | None = None
+        try:
+            await self._work(projector)
+        except RedriveError as error:
+            failed = error
+        if projector.untold:
+            await self.bridge.run(projector.announce)
+        if failed is not None:
+            raise failed
+
+    async def _work(self, projector: Projector) -> None:
         begun: Turn | None = None
 
         def turns() -> Turn:

@@ -30,8 +30,10 @@ from redrive.runner.sweep import Events, Rows
 from redrive.store.port import Disbelief, LateError, StoreTx
 from redrive.store.sql import Row
 
-# Seconds. A lease and letters that are due want to be looked at in between; but dead letters of all turns share a sync.
-TURNS_TIME_MAX = 0.1
+TURNS_TIME_MAX = 0.1  # seconds; a lease and letters that are due want to be looked at in between
+TOLD_AFTER_MAX = (
+    0.5  # seconds until a dead letter is told, while there is a backlog: those of all its turns share a sync
+)
 ASIDE_SHARE = 1.5  # of `batch_time_max`: when what was put aside is late, too; a slow batch leaves it no other time
 LETTERS_MAX = 500  # lanes retried per transaction
 
@@ -45,7 +47,8 @@ class Projector:
         self.duty = duty
         self._caller = Caller(duty)
         self._pace = Pace()
-        self._untold: list[Settling] = []  # committed, with dead letters in it that are not durable yet
+        self.untold: list[Settling] = []  # committed, with dead letters in it that are not durable yet
+        self._tell_by = 0.0
 
     def turns(self, stopping: Callable[[], bool]) -> Turn:
         """Turn after turn while there is a backlog and nobody else wants to write: one hop for many batches.
@@ -61,9 +64,10 @@ class Projector:
                     break
                 turn = self.turn(letters=False)
         except RedriveError:  # what was committed before it is to be told all the same
-            self._announce()
+            self.announce()
             raise
-        self._announce()
+        if self.untold and (not turn.goes_on or clock.monotonic() >= self._tell_by):
+            self.announce()
         return turn
 
     def turn(self, *, letters: bool = True) -> Turn:
@@ -255,12 +259,15 @@ class Projector:
         hold = tx.hold if at_once and self._pace.holds and self._can_hold else None
         if hold is not None:
             puts_off = is_plain if self.duty.subscription.order == "none" else None
-            function, handed = hold.holding(function, puts_off), self._caller.user(hold)
+            handed = self._caller.user(hold)
+            hold.begin(handed, puts_off)
         sweep = Rows(self._caller, tx, handed, batch, late, late if at_once else _never)
         if at_once:
             ran = attempt_all(tx, function, rows, sweep)
         else:
             ran = isolate(tx, function, rows, self._pace, sweep)
+        if hold is not None:
+            hold.forget()
         sweep.end(lambda: late(ASIDE_SHARE), user)
         if hold is not None and sweep.failed:
             self._pace.hold()
@@ -320,7 +327,7 @@ class Projector:
             span.run = [event for event in span.run if event.position not in bad]
         if span.failed is not None:
             function = tx.checked(caller.callee(tx))
-            action = try_at_once(self.duty, tx, span.failed, lambda work: caller.retry(tx, user, work, function), late)
+            action = try_at_once(self.duty, span.failed, lambda work: caller.retry(tx, user, work, function), late, tx)
             sweep.failed.append((span.failed, action))
             span.end += 1
         return sweep.failed
@@ -450,14 +457,16 @@ class Projector:
     def _after(self, settling: Settling, started: float) -> None:
         """Committed. A dead letter is announced only when it survives a power cut, and nothing overtakes it."""
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
-        if self._untold or (settling.buried and not self.duty.durable):
-            self._untold.append(settling)
+        if self.untold or (settling.buried and not self.duty.durable):
+            if not self.untold:
+                self._tell_by = self.duty.engine.env.clock.monotonic() + TOLD_AFTER_MAX
+            self.untold.append(settling)
         else:
             tell(settling)
 
-    def _announce(self) -> None:
-        """Many turns, one sync."""
-        untold, self._untold = self._untold, []
+    def announce(self) -> None:
+        """Tell what was not told yet: many turns, one sync."""
+        untold, self.untold = self.untold, []
         if untold:
             self.duty.engine.store.sync()
         for settling in untold:

@@ -98,7 +98,8 @@ class Settling:
         self.applied = self.ignored = self.followers = self.buried = 0
         self.signals: list[sig.Signal] = []
         self.logs: set[str] = set()
-        self.failed: list[tuple[Event[Any], BaseException]] = []
+        self.failed: list[tuple[Event[Any], BaseException]] = []  # for the hook, if there is one
+        self._has_hook = duty.subscription.on_error is not None
         self._gathers = gathers
         self._run = tx.strict(run_statements) if strict else run_statements
         self._new: list[_New] = []
@@ -158,7 +159,7 @@ class Settling:
         if work.alone:
             self.tx.keyed.ran(self.duty.member, work.position)
         written = self._intake(work, action) if work.head is None else self._retry(work, action, work.head)
-        if (error := out.error_in(work.outcome)) is not None:
+        if self._has_hook and (error := out.error_in(work.outcome)) is not None:
             assert work.event is not None
             self.failed.append((work.event, error))
         return written
@@ -195,7 +196,7 @@ class Settling:
         """A letter for an event that is taken in, after the attempts before this one that did not have to wait."""
         assert work.event is not None
         self._take(work)
-        for tried in work.earlier:
+        for tried in work.earlier if self._has_hook else ():
             if isinstance(tried.outcome, out.Failed):
                 self.failed.append((work.event, tried.outcome.error))
         state, change, failure = _fate(action)
@@ -490,11 +491,10 @@ def _attempts(work: Work, action: Action) -> int:
 
 def _fate(action: Action) -> tuple[str, dict[str, Any], Failure]:
     """The letter's state and fields that an action means."""
-    match action:
-        case act.Park(due_at, delay, failure, reason):
-            return "retrying", {"reason": reason, "due_at": due_at, "delay": delay}, failure
-        case act.Bury(reason, failure):
-            return "dead", {"reason": reason}, failure
-        case act.Discard(reason, rule, failure):
-            return "discarded", {"reason": reason, "resolved_by": f"rule: {rule}"}, failure
+    if isinstance(action, act.Bury):  # not `match`, which asks the class for its fields each time
+        return "dead", {"reason": action.reason}, action.failure
+    if isinstance(action, act.Park):
+        return "retrying", {"reason": action.reason, "due_at": action.due_at, "delay": action.delay}, action.failure
+    if isinstance(action, act.Discard):
+        return "discarded", {"reason": action.reason, "resolved_by": f"rule: {action.rule}"}, action.failure
     raise BugError(f"{action!r} cannot be written")

@@ -103,7 +103,7 @@ class Staff:
         loop, clock, is_timed = self.loop, self._clock, self._is_timed
         prepare, called, duty = loop.work.prepare, loop.work.called, loop.work.duty
         ready, running, outbox = self.desk.ready, self.desk.running, self.desk.outbox
-        gate, turn_began = loop.work.gate, clock()
+        gate, turn_began, size, applied = loop.work.gate, clock(), self.size, out.APPLIED
         is_cancelled = _never if task is None else task.cancelling
         while not loop.stopping:
             try:
@@ -120,10 +120,10 @@ class Staff:
             yield work
             ctx._over = True
             if work.error is None and not ctx.touched and not work.timed_out:  # once more
-                work.ctx, work.outcome = None, out.APPLIED
+                work.ctx, work.outcome = None, applied
             else:
                 called(work)
-            if work.outcome is out.APPLIED:  # nobody asks for its data again: what it takes is free for the next one
+            if work.outcome is applied:  # nobody asks for its data again: what it takes is free for the next one
                 force_setattr(work.event, "_data", UNSET)  # type: ignore[arg-type]  # forget, without the call
             outbox.append(work)
             del running[work]
@@ -132,7 +132,7 @@ class Staff:
             if is_cancelled():  # what is left of it would hit the next event: another task goes on
                 return
             done = len(outbox)
-            if done <= self.size and ready:  # the first of as many as may put one there at this moment
+            if done <= size and ready:  # the first of as many as may put one there at this moment
                 self._begin_waiting()
             if not done % YIELD_EVERY or clock() - turn_began >= YIELD_AFTER:
                 if done >= SETTLE_AT:

@@ -39,9 +39,9 @@ class Sweep(Generic[T]):
         work = self._work(thing)
         work.outcome = caller.outcome(work, error)
         retry = lambda work: caller.retry(tx, user, work, function)  # noqa: E731
-        action = try_at_once(caller.duty, tx, work, retry, self.is_late)
+        action = try_at_once(caller.duty, work, retry, self.is_late, tx)
         self.failed.append((work, action))
-        return caller.duty.subscription.order == "none" and not isinstance(action, act.Rerun | act.Defer | act.Halt)
+        return caller.duty.subscription.order == "none" and not isinstance(action, act.UNWRITTEN)
 
     def forget(self, thing: T) -> None:
         """What was decided about this one and those behind it is void."""
@@ -85,7 +85,7 @@ class Rows(Sweep[Row]):
         good, error = attempt_rows(function, rows, types, self._user, self._ends, stride, begin)
         if error is None and good == len(rows) and found is not None:
             return good, found, True
-        return good, error, self._tx.is_undone
+        return good, error, error is not None and self._tx.takes_back(error)
 
     def fails(self, row: Row, error: BaseException, function: Function) -> bool:
         """Nothing waits for it: what is to be done about it can wait for the others."""
@@ -104,15 +104,16 @@ class Rows(Sweep[Row]):
         if self._aside:
             self.is_late, self._user = is_late, user
             function, hold = self._tx.checked(self._caller.callee(self._tx)), self._tx.hold
+            held = user if hold is None else self._caller.user(hold)
             for row, error, asked in self._aside:
                 if hold is None or asked is None:  # it has failed for sure
                     super().fails(row, error, function)
                 else:
-                    self._try_late(row, error, function, hold, asked)
+                    self._try_late(row, error, function, hold, held, asked)
             self.failed.sort(key=lambda failed: failed[0].position)
 
     def _try_late(
-        self, row: Row, error: BaseException, function: Function, hold: Holding, asked: Sequence[Any]
+        self, row: Row, error: BaseException, function: Function, hold: Holding, held: Tx, asked: Sequence[Any]
     ) -> None:
         """Its first attempt is made now: in no order with the others, it raises what it raised among them.
 
@@ -122,20 +123,19 @@ class Rows(Sweep[Row]):
         goes_well = hold.goes_well(asked)
 
         def retry(work: Work) -> bool:
-            if goes_well:
-                return caller.repeat(tx, hold, user, work, function, asked)
-            return caller.retry(tx, user, work, function)
+            if goes_well and caller.repeats(hold, held, work, asked):
+                return False
+            tx.savepoint()
+            is_applied = caller.retry(tx, user, work, function)
+            tx.keep()
+            return is_applied
 
         if goes_well:
             work.outcome = caller.outcome(work, error)
-        else:
-            tx.savepoint()
-            is_applied = retry(work)
-            tx.keep()
-            if is_applied:
-                self.failed.append((work, act.COMMIT))
-                return
-        self.failed.append((work, try_at_once(caller.duty, tx, work, retry, self.is_late)))
+        elif retry(work):
+            self.failed.append((work, act.COMMIT))
+            return
+        self.failed.append((work, try_at_once(caller.duty, work, retry, self.is_late)))
 
     def _work(self, row: Row) -> Work:
         return self._caller.duty.work(from_row(row, self._caller.duty.engine.types))
@@ -156,7 +156,7 @@ class Events(Sweep[Event[Any]]):
         self._again = True
         self._caller.begin()
         good, error = attempt_each(function, events, self._user, stride, begin)
-        return good, error, self._tx.is_undone
+        return good, error, error is not None and self._tx.takes_back(error)
 
     def _work(self, event: Event[Any]) -> Work:
         return self._batch.alone or self._caller.duty.work(event)

@@ -28,8 +28,10 @@ class Answers:
 
     __slots__ = ("_asked", "_box", "_log", "_runtime", "loop")
 
-    def __init__(self, runtime: Runtime, log: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+    running = staticmethod(asyncio.get_running_loop)
+
+    def __init__(self, runtime: Runtime, log: str) -> None:
+        self.loop = self.running()
         self._runtime, self._log = runtime, log
         self._asked: list[tuple[NewEvent, Waiting]] = []
         self._box: deque[tuple[list[Waiting], Any, BaseException | None]] = deque()

@@ -148,13 +148,11 @@ class Log:
 
     def _answers_here(self) -> Answers:
         """Those that go to the loop that runs now."""
-        from asyncio import get_running_loop  # a producer that never awaits need not load asyncio
+        answers = self._answers
+        if answers is None or answers.loop is not answers.running():
+            from redrive.sources.answers import Answers  # a producer that never awaits need not load asyncio
 
-        loop, answers = get_running_loop(), self._answers
-        if answers is None or answers.loop is not loop:
-            from redrive.sources.answers import Answers
-
-            self._answers = answers = Answers(self._runtime, self.name, loop)
+            self._answers = answers = Answers(self._runtime, self.name)
         return answers
 
     def cancel(self, id: str, *, tx: Any = None) -> bool:

@@ -30,14 +30,14 @@ EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gai
 class Logs:
     """Append to and read from the logs of one store."""
 
-    __slots__ = ("_created", "_dense", "_ids", "_sql", "spans", "versions")
+    __slots__ = ("_created", "_ids", "_sql", "dense", "spans", "versions")
 
     def __init__(self, sql: Sql, spans: Spans | None = None) -> None:
         self._sql = sql
         self._ids: dict[str, int] = {}
         self._created: set[str] = set()  # by a transaction that may still be rolled back
         self.spans = spans or Spans(sql)
-        self._dense: set[int] = set()  # logs that filled most of the table where they were read last
+        self.dense: set[int] = set()  # logs that filled most of the table where they were read last
         self.versions: dict[int, Versions] = defaultdict(Versions)  # of the logs that many events at a time go to
 
     def id_of(self, name: str, *, create: bool = False) -> int:
@@ -127,14 +127,14 @@ class Logs:
         """Where a log fills most of the table, its rows are read as they lie there: the index would cost a fifth."""
         made: list[T] = []
         near = position + 2 * limit
-        if log in self._dense:
+        if log in self.dense:
             made = make(self._sql.each("events_near", (log, position, near, limit)))
             if len(made) == limit:
                 return made
-            self._dense.discard(log)
+            self.dense.discard(log)
         made += make(self._sql.each("events_after", (log, at(made[-1]) if made else position, limit - len(made))))
         if len(made) == limit and at(made[-1]) <= near:
-            self._dense.add(log)
+            self.dense.add(log)
         return made
 
     def of_key(self, log: int, key: str, after_version: int, limit: int) -> list[Row]:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from redrive.context import Opened
+from redrive.context import Opened, Tx
 
 if TYPE_CHECKING:
     from redrive.event import NewEvent
@@ -125,12 +125,20 @@ class Disbelief(Exception):
 class Holding(Opened, Protocol):
     """Where statements wait until the call that made them has ended. To be handed to the function instead of the tx."""
 
-    def holding(self, function: Function, puts_off: Callable[[BaseException], bool] | None = None) -> Function:
-        """A function whose statements are held. `answers` must follow before anything is concluded from its calls.
+    def begin(
+        self, user: Tx, puts_off: Callable[[BaseException], bool] | None = None, *, is_trial: bool = False
+    ) -> None:
+        """Calls follow that are handed this: one ends where `user.event` is another.
 
-        One that raises leaves nothing behind, unless it had to know what came of a statement: see `is_undone`.
+        `answers` must follow before anything is concluded from them. One that raises leaves nothing behind, unless it
+        had to know what came of a statement: see `takes_back`.
         `puts_off`: after such an error the caller itself sees whether what was asked for would have gone well.
+        `is_trial`: one call follows, of which nothing is to be left, however it ends: see `has_repeated`.
         """
+        ...
+
+    def forget(self) -> None:
+        """There are no more such calls. What was not answered for is not done."""
         ...
 
     def put_off(self) -> Sequence[Any] | None:
@@ -141,11 +149,8 @@ class Holding(Opened, Protocol):
         """Would it go well now? Nothing of it is left."""
         ...
 
-    def repeats(self, call: Callable[[], BaseException | None], asked: Sequence[Any]) -> BaseException | None:
-        """What a call raises that asks for the same and for nothing else, of which nothing is done.
-
-        None: it did something else. That is to be undone.
-        """
+    def has_repeated(self, asked: Sequence[Any]) -> bool:
+        """The trial has ended: did it ask for the same and for nothing else?"""
         ...
 
 
@@ -200,9 +205,8 @@ class StoreTx(Opened, Protocol):
         """How many calls were made of what `pipelined` gave last: the number of the next one."""
         ...
 
-    @property
-    def is_undone(self) -> bool:
-        """The last call of what `pipelined` gave raised, and nothing of it is left: there is nothing to undo."""
+    def takes_back(self, error: BaseException) -> bool:
+        """The last call raised: is nothing of it left, so that there is nothing to undo?"""
         ...
 
     def savepoint(self) -> None: ...
@@ -329,7 +333,7 @@ class Store(Protocol):
 
     @property
     def lookout(self) -> Lookout | None:
-        """Who reads something while a commit is under way; None: nobody may."""
+        """Who reads something before it is wanted; None: nobody may."""
         ...
 
     @property

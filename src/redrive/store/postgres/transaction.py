@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import psycopg
@@ -123,9 +123,9 @@ class PostgresTx:
         return self._pipe.calls
 
     @property
-    def is_undone(self) -> bool:
-        """Nothing is left of the last call, which raised."""
-        return self._pipe.is_undone
+    def takes_back(self) -> Callable[[BaseException], bool]:
+        """Is nothing left of the last call, which raised? That was taken back, if it was held, when it raised."""
+        return lambda error: self._pipe.is_undone
 
     def answers(self, *, late: bool = False) -> int | None:
         """Wait for what was sent, or with the next answer; the number of the call whose statement failed, from 0."""

@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
-from redrive.store.port import Function
+from redrive.context import Tx
 from redrive.store.sqlite.connection import Connection, is_the_world
 
-HELD_MAX = 64  # statements of calls that have ended: a batch that is late stops soon, and more would gain nothing
+HELD_MAX = 128  # statements of calls that have ended: a batch that is late stops soon, and more would gain nothing
 CALL_MAX = 1_000  # statements of one call: they are all in memory
 
 _SQL, _PARAMETERS = attrgetter("sql"), attrgetter("parameters")
@@ -41,6 +41,7 @@ class Held(msgspec.Struct, eq=False, gc=False):
     sql: str
     parameters: Any
     hold: Hold
+    event: Any  # whose call asked for it
     cursor: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -57,23 +58,33 @@ class Held(msgspec.Struct, eq=False, gc=False):
 
     def _ran(self) -> Any:
         if self.cursor is None:
-            self.hold.look(self)
+            self.hold._look(self)
         return self.cursor
 
 
+class _Nobody:
+    """No call is under way whose statements are held. Whoever kept the tx of one writes to the connection itself."""
+
+    event = None
+
+
+_NOBODY = _Nobody()
+
+
 class Hold:
-    """What is held on one connection."""
+    """What is held on one connection. Nothing is done where a call begins or ends: its statements name their event."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._held: list[Held] = []
-        self._begin = 0  # where the statements of the call that is under way begin
-        self._calls = 0
-        self._ran = NOTHING  # of this call
+        self._room = 0  # with so many of them it is time to run those of calls that have ended
+        self._user: Any = _NOBODY  # names the event of the call that is under way
+        self._puts_off: Callable[[BaseException], bool] | None = None
+        self._ran, self._ran_for = NOTHING, None  # what may have been run of a call, and for which event
+        self._is_trial = False  # nothing of it is to be left
         self._put_off: list[Held] | None = None  # what the last call asked for, which raised; see `put_off`
-        self._failed: int | None = None  # by when a statement has failed: what was concluded since is void
+        self._has_failed = False  # a statement has: what was concluded since is void
         self._error: BaseException = sqlite3.ProgrammingError("this statement was never run")
-        self.is_undone = False  # the last call failed, and nothing of it is left
 
     def __bool__(self) -> bool:
         """Is there anything that waits?"""
@@ -82,12 +93,20 @@ class Hold:
     def drop(self) -> None:
         """What was asked for is not to be done: a savepoint is undone that was made before."""
         self._held = []
-        self._begin = 0
+
+    def begin(
+        self, user: Tx, puts_off: Callable[[BaseException], bool] | None = None, *, is_trial: bool = False
+    ) -> None:
+        """Calls follow that are handed this; of a trial that runs anything nothing is left."""
+        assert not self._held
+        self._user, self._puts_off, self._is_trial = user, puts_off, is_trial
+        self._ran_for, self._room = None, _room(0)
 
     def forget(self) -> None:
-        """The transaction is rolled back."""
+        """There are no more such calls, or the transaction is rolled back."""
         self.drop()
-        self._failed, self._put_off, self.is_undone = None, None, False
+        self._user, self._room, self._has_failed, self._is_trial = _NOBODY, 0, False, False
+        self._puts_off = self._put_off = self._ran_for = None
 
     # ------------------------------------------------------------ what a function is handed
 
@@ -99,85 +118,98 @@ class Hold:
 
     def execute(self, sql: str, parameters: Any = (), /) -> Any:
         """Hold a statement."""
-        kind = type(parameters)
-        if kind is tuple and _PLAIN(map(type, parameters)) and len(self._held) < CALL_MAX:  # as nearly always
-            held = Held(sql, parameters, self)
-            self._held.append(held)
-            return held
+        kind, held = type(parameters), self._held
+        if kind is tuple and len(held) < self._room and _PLAIN(map(type, parameters)):  # as nearly always
+            one = Held(sql, parameters, self, self._user.event)
+            held.append(one)
+            return one
         if kind is dict or kind is list:  # which the function may change afterwards
             parameters = parameters.copy()
         values = parameters.values() if kind is dict else parameters
-        if kind in _KINDS and _PLAIN(map(type, values)) and len(self._held) < CALL_MAX:
-            held = Held(sql, parameters, self)
-            self._held.append(held)
-            return held
+        if kind in _KINDS and _PLAIN(map(type, values)) and self._has_room():
+            one = Held(sql, parameters, self, self._user.event)
+            self._held.append(one)
+            return one
         self._touch()
         return self._connection.execute(sql, parameters)
+
+    def _has_room(self) -> bool:
+        """Can one more be held? What ended calls asked for is run for it."""
+        if self._user is _NOBODY:
+            return False
+        if len(self._held) >= self._room:
+            ended, mine = self._parts()
+            self._held, self._room = mine, _room(len(mine))
+            self._run(ended, many=True)
+            if self._has_failed:
+                raise self._error
+        return len(self._held) < CALL_MAX
 
     def executemany(self, sql: str, rows: Iterable[Any], /) -> Any:
         """Not held: nobody knows what the rows are made of."""
         self._touch()
         return self._connection.executemany(sql, rows)
 
-    def look(self, held: Held) -> None:
+    def _look(self, held: Held) -> None:
         """Somebody asks what came of a statement."""
-        mine = self._held[self._begin :]
+        _, mine = self._parts()
         if not any(one is held for one in mine):  # of a call that has ended: only without holding this can be told
-            self._fail(sqlite3.ProgrammingError("this cursor belongs to a call that has ended"))
-            raise self._error
-        is_only_a_look = self._ran != ANYTHING and len(mine) == 1 and held.sql.lstrip()[:6].upper() == "SELECT"
+            error = sqlite3.ProgrammingError("this cursor belongs to a call that has ended")
+            if self._user is not _NOBODY:  # else nothing is held: whoever asks now has kept it for too long
+                self._fail(error)
+            raise error
+        is_only_a_look = self._has_run() != ANYTHING and len(mine) == 1 and held.sql.lstrip()[:6].upper() == "SELECT"
         self._touch()
         if is_only_a_look:
             self._ran = A_LOOK
 
     def _touch(self) -> None:
         """What follows is done at once, behind everything that was held. It cannot be taken back."""
-        self._ran = ANYTHING
+        if self._is_trial and self._ran_for is None:
+            self._connection.execute("SAVEPOINT redrive_call")
+        self._ran, self._ran_for = ANYTHING, self._user.event
         self.run()
-        if self._failed is not None:
+        if self._has_failed:
             raise self._error
 
     # ------------------------------------------------------------ calls
 
-    def holding(self, function: Function, puts_off: Callable[[BaseException], bool] | None = None) -> Function:
-        """A function whose statements are held."""
+    def _parts(self) -> tuple[list[Held], list[Held]]:
+        """What calls that have ended asked for, and the one that is under way."""
+        held, event = self._held, self._user.event
+        at = len(held)
+        while at and held[at - 1].event is event:
+            at -= 1
+        return held[:at], held[at:]
 
-        def call(subject: Any, tx: Any) -> None:
-            # Done for every event: what is held when a call begins is what was held when the one before it had ended.
-            self._calls += 1
-            self._ran = NOTHING
-            try:
-                function(subject, tx)
-            except BaseException as error:
-                self.is_undone = False
-                if self._ran == NOTHING and puts_off is not None and puts_off(error):
-                    self._put_off, self.is_undone = self._held[self._begin :], True
-                    del self._held[self._begin :]
-                else:
-                    self._take_back()
-                raise
-            self._begin = count = len(self._held)
-            if count >= HELD_MAX:
-                self.run()
-            if self._failed is not None:
-                raise self._error
+    def _has_run(self) -> int:
+        """What may have been run of the call that is under way."""
+        return self._ran if self._ran_for is self._user.event else NOTHING
 
-        return call
+    def takes_back(self, error: BaseException) -> bool:
+        """The call has failed: is nothing left of it?
 
-    def _take_back(self) -> None:
-        """The call has failed. Its statements are run all the same, and undone: one of them may have failed before."""
-        mine = self._held[self._begin :]
-        del self._held[self._begin :]
-        if self._ran == ANYTHING:
-            return
+        Its statements are run all the same, and undone: one of them may have failed before. Unless that is put off.
+        """
+        if self._user is _NOBODY:
+            return False
+        (self._held, mine), ran = self._parts(), self._has_run()
+        self._ran_for = None
+        if ran == ANYTHING:  # all of it will be undone; but had one of the rest failed, it would not have come to this
+            self._run(mine)
+        if ran == ANYTHING or self._has_failed:
+            return False
+        if ran == NOTHING and self._puts_off is not None and self._puts_off(error):
+            self._put_off = mine
+            return True
         self.run()
-        if mine and self._failed is None:
+        if mine and not self._has_failed:
             self._connection.execute("SAVEPOINT redrive_call")
             self._run(mine)
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK TO redrive_call")
                 self._connection.execute("RELEASE redrive_call")
-        self.is_undone = self._failed is None
+        return not self._has_failed
 
     def put_off(self) -> list[Held] | None:
         """What the last call asked for, if it raised and that was put off; once."""
@@ -202,24 +234,23 @@ class Hold:
                 self._connection.execute("RELEASE redrive_call")
         return True
 
-    def repeats(self, call: Callable[[], BaseException | None], asked: Sequence[Held]) -> BaseException | None:
-        """What a call raises that asks for the same statements and for nothing else; none of them is run."""
-        assert not self._held
-        self._calls += 1
-        self._begin, self._ran = 0, NOTHING
-        error = call()
-        mine, is_held = self._held, self._ran == NOTHING
+    def has_repeated(self, asked: Sequence[Held]) -> bool:
+        """Did the trial ask for the same statements and for nothing else? Then none of them was run."""
+        mine, has_run, has_failed = self._held, self._ran_for is not None, self._has_failed
+        if has_run and self._connection.in_transaction:
+            self._connection.execute("ROLLBACK TO redrive_call")
+            self._connection.execute("RELEASE redrive_call")
         self.forget()
-        same = is_held and len(mine) == len(asked) and all(map(_is_same, mine, asked))
-        return error if same else None
+        return not (has_run or has_failed) and len(mine) == len(asked) and all(map(_is_same, mine, asked))
 
     def answers(self) -> int | None:
-        """Run what is held. A call by which a statement has failed, if one has; what is no call's fault is raised."""
+        """Run what is held. Some call, if a statement has failed; what is no call's fault is raised."""
         self.run()
-        self.is_undone = False
-        if self._failed is not None and not self._is_its_own(self._error):
+        if not self._has_failed:
+            return None
+        if not self._is_its_own(self._error):
             raise self._error
-        return self._failed
+        return 0
 
     def _is_its_own(self, error: BaseException) -> bool:
         return isinstance(error, _ERRORS) and not is_the_world(error) and self._connection.in_transaction
@@ -228,15 +259,15 @@ class Hold:
 
     def run(self) -> None:
         """Run what is held. Nothing runs behind what fails."""
-        held, ended = self._held, self._begin
-        if held:
-            self._held, self._begin = [], 0
-            self._run(held[:ended], many=True)
-            self._run(held[ended:])
+        if self._held:
+            ended, mine = self._parts()
+            self._held, self._room = [], _room(0)
+            self._run(ended, many=True)
+            self._run(mine)
 
     def _run(self, held: list[Held], *, many: bool = False) -> None:
         """Run statements; `many`: nobody looks at them any more, and those that are alike may share a cursor."""
-        if self._failed is not None:
+        if self._has_failed:
             return
         try:
             for sql, alike in groupby(held, _SQL):
@@ -255,19 +286,24 @@ class Hold:
             force_setattr(one, "cursor", self._connection.execute(one.sql, one.parameters))
 
     def _fail(self, error: BaseException) -> None:
-        if self._failed is None:
-            self._failed, self._error = self._calls, error
+        if not self._has_failed:
+            self._has_failed, self._error = True, error
+
+
+def _room(mine: int) -> int:
+    return min(mine + HELD_MAX, CALL_MAX)
 
 
 def _is_same(one: Held, other: Held) -> bool:
     """The same statement for the same values, of the same types: 1, 1.0 and True are equal, and not the same."""
-    values, others = _values(one), _values(other)
-    return one.sql == other.sql and values == others and [*map(type, values)] == [*map(type, others)]
+    values, others = one.parameters, other.parameters
+    return one.sql == other.sql and values == others and _types(values) == _types(others)
 
 
-def _values(held: Held) -> list[Any]:
-    parameters = held.parameters
-    return [*parameters, *parameters.values()] if type(parameters) is dict else [*parameters]
+def _types(parameters: Any) -> list[type]:
+    """Of values, and of the names that some have, in their order."""
+    kinds = [type(parameters), *map(type, parameters)]
+    return kinds if type(parameters) is not dict else [*kinds, *map(type, parameters.values())]
 
 
 @lru_cache(256)

@@ -52,6 +52,19 @@ INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_
 SELECT json_group_object(value, coalesce((SELECT max(version) FROM redrive_events
                                           WHERE log = ?1 AND key = value AND version > 0), 0)) FROM json_each(?2)
 
+-- name: events_packed
+-- What `events_after` finds as one JSON text, and all their data in one piece: one step.
+SELECT CAST(json_group_array(json_array(position, id, type, key, version, schema, time_us, CAST(headers AS TEXT), length(data)))
+            AS BLOB), CAST(group_concat(data, '') AS BLOB)
+FROM (SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
+      WHERE log = ? AND position > ? ORDER BY position LIMIT ?)
+
+-- name: events_packed_near
+SELECT CAST(json_group_array(json_array(position, id, type, key, version, schema, time_us, CAST(headers AS TEXT), length(data)))
+            AS BLOB), CAST(group_concat(data, '') AS BLOB)
+FROM (SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events NOT INDEXED
+      WHERE log = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?)
+
 -- name: events_near
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events NOT INDEXED
 WHERE log = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?

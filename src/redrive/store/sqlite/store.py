@@ -86,9 +86,13 @@ class SqliteTx:
 
     def control(self, statement: str) -> None:
         """BEGIN, COMMIT or ROLLBACK, which the guard allows nobody else."""
-        self.guard.engine = True
+        self.guard.engine, self.guard.has_refused = True, False
         try:
             self.connection.execute(statement)
+        except sqlite3.Error as error:
+            if self.guard.is_interrupt(error):
+                raise KeyboardInterrupt from error
+            raise
         finally:
             self.guard.engine = False
 
@@ -118,10 +122,9 @@ class SqliteTx:
 
     calls = 0  # not counted: of those whose statements are held, nobody asks which it was
 
-    @property
-    def is_undone(self) -> bool:
-        """Nothing is left of the last call, which raised: its statements were held."""
-        return self.hold.is_undone
+    def takes_back(self, error: BaseException) -> bool:
+        """Is nothing left of the last call, which raised? Not if its statements were not held."""
+        return self.hold.takes_back(error)
 
     def answers(self, *, late: bool = False) -> int | None:
         """All are known, but for statements that are held."""
@@ -214,8 +217,10 @@ class SqliteStore:
                     if tx.connection.in_transaction:
                         tx.letters.sieve.end()
                 except BaseException as error:
-                    ended = not tx.connection.in_transaction
+                    ended, is_interrupt = not tx.connection.in_transaction, tx.guard.is_interrupt(error)
                     self._rollback(tx)
+                    if is_interrupt:
+                        raise KeyboardInterrupt from error
                     if isinstance(error, sqlite3.Error) and is_the_world(error):
                         raise translate(error, self.path) from error
                     if isinstance(error, sqlite3.Error) and ended:  # and somebody went on after that
@@ -280,6 +285,8 @@ class SqliteStore:
             tx.control("BEGIN -- redrive")
             yield tx
         except sqlite3.Error as error:
+            if tx.guard.is_interrupt(error):
+                raise KeyboardInterrupt from error
             if is_the_world(error):
                 raise translate(error, self.path) from error
             raise
@@ -393,7 +400,7 @@ class SqliteStore:
     def _has_ended(self) -> bool:
         """Is the transaction of this thread gone? Then whatever is raised now is only a consequence."""
         current = self._current
-        return current is not None and self.inside_transaction() and not current.connection.in_transaction
+        return current is not None and not current.connection.in_transaction and self.inside_transaction()
 
     # ------------------------------------------------------------ jobs
 
