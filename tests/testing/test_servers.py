@@ -72,6 +72,16 @@ def test_what_was_committed_survives_the_servers_death(server: Server) -> None:
     psycopg.connect(server.url).close()
 
 
+def test_a_killed_server_leaves_nobody_behind_who_would_keep_the_next_one_from_starting(server: Server) -> None:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
+        os.kill(connection.info.backend_pid, signal.SIGSTOP)  # it never notices that it is an orphan
+        server.kill()
+        server.start()
+    with psycopg.connect(server.url) as connection:
+        assert connection.execute("SELECT n FROM kept").fetchone() == (42,)
+
+
 @pytest.mark.parametrize("is_closed", [False, True], ids=["as installed", "below a closed folder"])
 def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, is_closed: bool) -> None:
     program = (

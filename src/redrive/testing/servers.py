@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -139,11 +139,17 @@ class Server:
             watchdog.stdin.close()
             watchdog.wait()
         if process is not None:
+            processes = _children(process.pid) if number == signal.SIGKILL else []
             process.send_signal(number)
             process.wait()
+            # Orphans end by themselves, unless one waits for what another held when it ended: nobody tells it, it keeps
+            # the shared memory, and no server starts beside it.
+            for orphan in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
 
     def kill(self) -> None:
-        """SIGKILL: what is not on disk is gone. `start` recovers."""
+        """SIGKILL, for all of its processes: what is not on disk is gone. `start` recovers."""
         self.stop(signal.SIGKILL)
 
     def close(self) -> None:
@@ -261,6 +267,14 @@ def _is_package(binaries: Path) -> bool:
 def _unpacked_libraries(binaries: Path) -> str:
     """The folders of libraries that were unpacked with it."""
     return ":".join(map(str, binaries.parents[2].glob("*-linux-gnu"))) if _is_package(binaries) else ""
+
+
+def _children(parent: int) -> list[int]:
+    """The processes that one has started; only Linux tells."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _wheel() -> Path:
