@@ -1,7 +1,8 @@
-"""What comes next in a handler's log, read while the events before it are called.
+"""What comes next in a handler's log, read while the events before it are called, and unpacked while they are committed.
 
-What was read stays true: events do not change, and those that are appended later lie behind. It is used only where it
-goes on from the place that the reader has reached, and whoever goes back reads again.
+The first needs a core, the second Python's lock, which nobody has while a commit waits for the disk. What was read stays
+true: events do not change, and those that are appended later lie behind. It is used only where it goes on from the place
+that the reader has reached, and whoever goes back reads again.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ from typing import Any
 from redrive.errors import RedriveError
 from redrive.event import Event
 from redrive.store.ahead import Ahead, Lookout
+from redrive.store.packed import Packed, unpacked
+from redrive.types import EventTypes
 
 BYTES_MAX = 4_000_000  # of data that is read ahead
 SAMPLE = 16  # events whose sizes are looked at
 
 Read = Callable[[int, int], list[Event[Any]]]  # above a position, so many
+ReadAhead = Callable[[int, int], Packed | None]
 
 
 class Coming:
     """Events that were read before there was room for them."""
 
-    def __init__(self, lookout: Lookout, read_ahead: Read) -> None:
-        self._lookout, self._read_ahead = lookout, read_ahead
-        self._begun: Ahead[list[Event[Any]]] | None = None
+    def __init__(self, lookout: Lookout, read_ahead: ReadAhead, types: EventTypes) -> None:
+        self._lookout, self._read_ahead, self._types = lookout, read_ahead, types
+        self._begun: Ahead[Packed | None] | None = None
+        self._unpacked: Ahead[list[Event[Any]]] | None = None
         self._asked = 0  # for how many
         self._events: list[Event[Any]] = []
         self._above = 0  # they are all that lies above this position, up to the last of them
@@ -56,11 +61,18 @@ class Coming:
             self._asked = wanted
             self._begun = self._lookout.ahead(lambda: self._read_ahead(above, wanted))
 
-    def _hear(self) -> None:
+    def unpack(self) -> None:
+        """A commit is about to wait: what was read may be unpacked meanwhile."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
+            self._unpacked = self._lookout.ahead(lambda: unpacked(begun.result(), self._types))
+
+    def _hear(self) -> None:
+        self.unpack()
+        if self._unpacked is not None:
+            unpacking, self._unpacked = self._unpacked, None
             try:
-                found = begun.result()
+                found = unpacking.result()
             except RedriveError:  # it is read when there is room, and whoever reads it then hears of it
                 found = []
             self._events += found

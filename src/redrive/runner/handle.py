@@ -27,7 +27,7 @@ from redrive.runner.gate import Gate
 from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.log import events_after
-from redrive.store.packed import packed_after
+from redrive.store.packed import Packed, packed_after
 from redrive.store.port import Disbelief, StoreTx
 from redrive.store.sql import Row
 
@@ -45,7 +45,7 @@ class Handling:
         self.keys = KeyGate(duty, self.desk) if rule is not None and rule.per == "key" else None
         self.gate: Gate | None = self.keys or (Gate(duty) if rule or duty.subscription.limit else None)
         lookout = duty.engine.store.lookout
-        self._coming = None if lookout is None else Coming(lookout, self._read_ahead)
+        self._coming = None if lookout is None else Coming(lookout, self._read_ahead, duty.engine.types)
         self.lane_full = ""
         self.halt = ""
 
@@ -196,11 +196,11 @@ class Handling:
             return events_after(tx.logs, log, duty.window.cursor, room, types)
         return self._coming.take(duty.window.cursor, room, lambda at, n: events_after(tx.logs, log, at, n, types))
 
-    def _read_ahead(self, position: int, count: int) -> list[Event[Any]]:
+    def _read_ahead(self, position: int, count: int) -> Packed | None:
         """The log beyond what was taken in does not depend on what is done with it. Runs beside the writer."""
         duty = self.duty
         with duty.engine.store.reading(snapshot=False) as tx:
-            return packed_after(tx.logs, tx.sql, duty.log_id, position, count, duty.engine.types)
+            return packed_after(tx.logs, tx.sql, duty.log_id, position, count)
 
     def _settle(self, group: list[Work], result: Round) -> None:
         """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate.
@@ -266,6 +266,8 @@ class Handling:
             if (keeper := self.duty.keeper) is not None:
                 keeper.write(tx, settling.states)
             hit("round.before_commit")
+            if self._coming is not None:
+                self._coming.unpack()
         return settling
 
     def _has_effects(self, group: list[Work]) -> bool:

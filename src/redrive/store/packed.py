@@ -12,7 +12,7 @@ import msgspec
 
 from redrive.codec import NOT_JSON
 from redrive.event import Event
-from redrive.store.log import Logs, events_after
+from redrive.store.log import Logs
 from redrive.store.sql import Sql
 from redrive.types import EventTypes
 
@@ -21,22 +21,32 @@ _Packed = tuple[int, str, str, str | None, int | None, int, int, str | None, int
 _unpacked = msgspec.json.Decoder(list[_Packed]).decode
 
 
-def packed_after(logs: Logs, sql: Sql, log: int, position: int, limit: int, types: EventTypes) -> list[Event[Any]]:
-    """The next events above a position, in order: what `events_after` finds, or the first of them, or none."""
+Packed = tuple[Any, Any]  # a text of all rows, and their data; taken apart by `unpacked`
+
+
+def packed_after(logs: Logs, sql: Sql, log: int, position: int, limit: int) -> Packed | None:
+    """The next events above a position, in order, or the first of them; None if it is too much for one text."""
     try:
         if log in logs.dense:
             row = sql.one("events_packed_near", (log, position, position + 2 * limit, limit))
         else:
             row = sql.one("events_packed", (log, position, limit))
-    except sqlite3.DataError:  # too much for one text
-        return []
+    except sqlite3.DataError:
+        return None
     assert row is not None
-    packed, data, at = row[0], row[1] or b"", 0
+    return row[0], row[1] or b""
+
+
+def unpacked(packed: Packed | None, types: EventTypes) -> list[Event[Any]]:
+    """What `events_after` finds, or the first of it; nothing of what has to be read row by row."""
+    if packed is None:
+        return []
+    (text, data), at = packed, 0
     try:
         events: list[Event[Any]] = [
             Event(a, b, c, d, e, f, g, None if h is None else h.encode(), data[at : (at := at + size)], types)
-            for a, b, c, d, e, f, g, h, size in _unpacked(packed)
+            for a, b, c, d, e, f, g, h, size in _unpacked(text)
         ]
     except NOT_JSON:  # headers that are no text cannot be packed
-        return events_after(logs, log, position, limit, types)
-    return events if at == len(data) else events_after(logs, log, position, limit, types)
+        return []
+    return events if at == len(data) else []  # somebody else stored a text, whose size is not counted in bytes
