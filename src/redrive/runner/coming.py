@@ -1,8 +1,8 @@
-"""What comes next in a handler's log, read while the events before it are called, and unpacked while they are committed.
+"""What comes next in a handler's log: read while the events before it are called, unpacked while they are committed.
 
-The first needs a core, the second Python's lock, which nobody has while a commit waits for the disk. What was read stays
-true: events do not change, and those that are appended later lie behind. It is used only where it goes on from the place
-that the reader has reached, and whoever goes back reads again.
+The first needs a core, the second Python's lock, which nobody has while a commit waits for the disk. What was read
+stays true: events do not change, and those that are appended later lie behind. It is used only where it goes on from
+the place that the reader has reached, and whoever goes back reads again.
 """
 
 from __future__ import annotations

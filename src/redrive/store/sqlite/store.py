@@ -186,6 +186,10 @@ class SqliteStore:
             tx.connection.execute("PRAGMA busy_timeout = 0")
         try:
             migrate(self)
+            for tx in (self._full, self._normal):
+                # What undoes a single statement or a savepoint: for a letter with its indexes and triggers it would be
+                # a file, made and removed each time. Not before, since to sort a large table may take much of it.
+                tx.connection.execute("PRAGMA temp_store = MEMORY")
         except BaseException:  # refused: leave nothing open behind
             full.close()
             self._normal.connection.close()
