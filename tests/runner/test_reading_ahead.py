@@ -21,7 +21,7 @@ from redrive.draft import draft
 from redrive.errors import StoreBusy
 from redrive.event import Event
 from redrive.runner import coming
-from redrive.runner.coming import Coming
+from redrive.runner.coming import Coming, Piece
 from redrive.store.ahead import Ahead, Lookout, NoLookout
 from redrive.store.log import events_after
 from redrive.store.packed import Packed, packed_after, unpacked
@@ -119,12 +119,18 @@ def test_what_a_group_emits_to_its_own_log_is_not_overlooked(tmp_path: Path) -> 
 # ---------------------------------------------------------------- what comes next
 
 
+class Beside(NoLookout):
+    """One that may read while its asker writes."""
+
+    is_beside = True
+
+
 class Shelf:
     """A log of numbers, which counts how often it is looked at."""
 
-    def __init__(self, last: int) -> None:
+    def __init__(self, last: int, lookout: Lookout | None = None) -> None:
         self.last, self.now, self.ahead = last, 0, 0
-        self.coming = Coming(NoLookout("a test"), self.read_ahead, EventTypes())
+        self.coming = Coming(lookout or NoLookout("a test"), self.read_ahead, EventTypes())
 
     def read(self, above: int, count: int) -> list[Event[Any]]:
         self.now += 1
@@ -189,20 +195,68 @@ def test_large_events_are_not_read_ahead(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_could_not_be_read_ahead_is_read_when_it_is_wanted() -> None:
     shelf = Shelf(1_000)
     shelf.take(0, 40)
-    shelf.coming._begun = NoLookout("a test").ahead(cast("Callable[[], Packed]", busy))
+    shelf.coming._reading = Piece(45, 40), NoLookout("a test").ahead(busy)
     assert shelf.take(40, 40) == [*range(41, 81)]
     assert shelf.now == 2
 
 
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(-10, 10)), max_size=20), st.integers(0, 300))
-def test_whatever_is_asked_for_it_is_what_the_log_has(steps: list[tuple[int, int]], last: int) -> None:
-    shelf, position = Shelf(last), 0
-    for room, jump in steps:
+def test_what_follows_is_read_while_what_was_read_is_unpacked() -> None:
+    shelf = Shelf(1_000, Beside("a test"))
+    assert shelf.take(0, 40) == [*range(1, 41)]
+    for turn in range(1, 10):
+        shelf.coming.unpack()
+        shelf.coming.unpack()  # once more, as when a transaction is made again
+        assert shelf.ahead == turn + 1
+        assert shelf.take(40 * turn, 40) == [*range(40 * turn + 1, 40 * turn + 41)]
+    assert (shelf.now, shelf.ahead) == (1, 10)
+
+
+def test_who_would_see_what_is_not_committed_reads_nothing_meanwhile() -> None:
+    shelf = Shelf(1_000)
+    shelf.take(0, 40)
+    shelf.coming.unpack()
+    assert shelf.ahead == 1
+    assert shelf.take(40, 40) == [*range(41, 81)]
+    assert shelf.ahead == 2
+
+
+def test_what_follows_what_nobody_took_is_not_put_behind_something_else() -> None:
+    shelf = Shelf(1_000, Beside("a test"))
+    shelf.take(0, 40)
+    shelf.coming.unpack()  # 41 to 85 are here, and what follows is read
+    assert shelf.take(20, 40) == [*range(21, 61)]
+    assert shelf.take(60, 40) == [*range(61, 101)]
+    assert shelf.take(100, 40) == [*range(101, 141)]
+
+
+def test_at_the_end_what_follows_is_not_read() -> None:
+    shelf = Shelf(50, Beside("a test"))
+    assert shelf.take(0, 40) == [*range(1, 41)]
+    shelf.coming.unpack()
+    assert shelf.ahead == 1
+    assert shelf.take(40, 40) == [*range(41, 51)]
+    shelf.last = 60
+    shelf.coming.unpack()
+    assert shelf.take(50, 40) == [*range(51, 61)]
+
+
+Steps = st.lists(st.tuples(st.integers(1, 30), st.integers(-10, 10), st.booleans()), max_size=20)
+
+
+@pytest.mark.parametrize("lookout", [NoLookout("a test"), Beside("a test")], ids=["apart", "beside"])
+@given(steps=Steps, last=st.integers(0, 300))
+def test_whatever_is_asked_for_it_is_what_the_log_has(
+    lookout: Lookout, steps: list[tuple[int, int, bool]], last: int
+) -> None:
+    shelf, position = Shelf(last, lookout), 0
+    for room, jump, commits in steps:
         taken = shelf.take(position, room)
         assert taken == [*range(position + 1, position + 1 + len(taken))]
         assert taken or position >= last
-        position = max(0, (taken[-1] if taken else position) + jump)
+        position = max(0, (taken[-1] if taken else position) + (jump if abs(jump) > 5 else 0))
         shelf.last += room // 3
+        if commits:
+            shelf.coming.unpack()
 
 
 @given(

@@ -1,8 +1,9 @@
 """What comes next in a handler's log: read while the events before it are called, unpacked while they are committed.
 
-The first needs a core, the second Python's lock, which nobody has while a commit waits for the disk. What was read
-stays true: events do not change, and those that are appended later lie behind. It is used only where it goes on from
-the place that the reader has reached, and whoever goes back reads again.
+The first needs a core, the second Python's lock, which nobody has while a commit waits for the disk. So that is when
+reading begins, too: a thread that asks for the lock beside the calls gets it when they are over. What was read stays
+true: events do not change, and those that are appended later lie behind. It is used only where it goes on from the
+place that the reader has reached, and whoever goes elsewhere reads again.
 """
 
 from __future__ import annotations
@@ -23,17 +24,31 @@ Read = Callable[[int, int], list[Event[Any]]]  # above a position, so many
 ReadAhead = Callable[[int, int], Packed | None]
 
 
+class Piece:
+    """A stretch of the log on its way: asked for, read, unpacked. The lookout writes it, one step after the other."""
+
+    __slots__ = ("above", "asked", "events", "packed")
+
+    def __init__(self, asked: int, above: int = -1) -> None:
+        self.asked, self.above = asked, above  # so many events above this position; below 0: it was not read
+        self.packed: Packed | None = None
+        self.events: list[Event[Any]] = []
+
+
+Underway = tuple[Piece, Ahead[None]]  # and who says that the step is done
+
+
 class Coming:
     """Events that were read before there was room for them."""
 
     def __init__(self, lookout: Lookout, read_ahead: ReadAhead, types: EventTypes) -> None:
         self._lookout, self._read_ahead, self._types = lookout, read_ahead, types
-        self._begun: Ahead[Packed | None] | None = None
-        self._unpacked: Ahead[list[Event[Any]]] | None = None
-        self._asked = 0  # for how many
+        self._reading: Underway | None = None
+        self._unpacking: Underway | None = None  # lies before the one that is being read
         self._events: list[Event[Any]] = []
         self._above = 0  # they are all that lies above this position, up to the last of them
         self._goes_on = False  # there was as much as was asked for, so there is probably more
+        self._room, self._count_max = 0, 0  # what there was room for lately, and how many events have BYTES_MAX
 
     def take(self, position: int, room: int, read: Read) -> list[Event[Any]]:
         """The next events above a position, at most so many; if none of them was read before, they are read now."""
@@ -51,29 +66,65 @@ class Coming:
         return taken
 
     def begin(self, taken: list[Event[Any]], room: int) -> None:
-        """Begin to read what follows these, which there was room for, if it is worth it."""
+        """Begin to read what follows these, which there was room for, if it is worth it and was not begun before."""
         if not (taken and self._goes_on and room >= self._lookout.least):
+            self._room = 0
             return
-        wanted = room + room // 8 - len(self._events)  # a little more: how much room there will be varies
         sample = [len(event.data_raw) for event in taken[:SAMPLE]]
-        if wanted > 0 and wanted * sum(sample) <= BYTES_MAX * len(sample):
-            above = self._events[-1].position if self._events else self._above
-            self._asked = wanted
-            self._begun = self._lookout.ahead(lambda: self._read_ahead(above, wanted))
+        self._room, self._count_max = room, BYTES_MAX * len(sample) // max(1, sum(sample))
+        wanted = _more(room) - len(self._events)
+        if self._reading is None and 0 < wanted <= self._count_max:
+            piece = Piece(wanted, self._end)
+            self._reading = piece, self._lookout.ahead(lambda: self._read(piece))
 
     def unpack(self) -> None:
-        """A commit is about to wait: what was read may be unpacked meanwhile."""
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
-            self._unpacked = self._lookout.ahead(lambda: unpacked(begun.result(), self._types))
+        """A commit is about to wait: what was read is unpacked meanwhile, and what follows it is begun to be read."""
+        if self._reading is None or self._unpacking is not None:
+            return
+        (piece, read), room = self._reading, self._room
+        self._unpacking, self._reading = (piece, self._lookout.ahead(lambda: self._unpack(piece, read))), None
+        wanted = _more(room) - (len(self._events) + piece.asked - room)  # those are left if there is as much room again
+        if self._lookout.is_beside and room and 0 < wanted <= self._count_max:
+            following = Piece(wanted)
+            self._reading = following, self._lookout.ahead(lambda: self._read_behind(piece, following))
+
+    @property
+    def _end(self) -> int:
+        return self._events[-1].position if self._events else self._above
 
     def _hear(self) -> None:
-        self.unpack()
-        if self._unpacked is not None:
-            unpacking, self._unpacked = self._unpacked, None
-            try:
-                found = unpacking.result()
-            except RedriveError:  # it is read when there is room, and whoever reads it then hears of it
-                found = []
-            self._events += found
-            self._goes_on = len(found) == self._asked
+        """Add what is unpacked, or was read before, to the events, if it lies right behind them."""
+        if self._unpacking is not None:
+            (piece, step), self._unpacking = self._unpacking, None
+        elif self._reading is not None:
+            (piece, step), self._reading = self._reading, None
+        else:
+            return
+        try:
+            step.result()
+        except RedriveError:  # it is read when there is room, and whoever reads it then hears of it
+            piece.packed = None
+        events = piece.events or unpacked(piece.packed, self._types)
+        if piece.above != self._end:  # somebody went elsewhere meanwhile
+            events = []
+        self._events += events
+        self._goes_on = len(events) == piece.asked
+
+    # ------------------------------------------------------------ where the lookout is
+
+    def _read(self, piece: Piece) -> None:
+        piece.packed = self._read_ahead(piece.above, piece.asked)
+
+    def _unpack(self, piece: Piece, read: Ahead[None]) -> None:
+        read.result()  # its error, if there was one
+        piece.events, piece.packed = unpacked(piece.packed, self._types), None
+
+    def _read_behind(self, piece: Piece, following: Piece) -> None:
+        if len(piece.events) == piece.asked:  # else it was the end of the log
+            following.above = piece.events[-1].position
+            self._read(following)
+
+
+def _more(room: int) -> int:
+    """How much room there will be varies."""
+    return room + room // 8

@@ -22,6 +22,7 @@ class Lookout:
     """Who reads ahead: a thread, from when it is first wanted. It ends with the process if nobody stops it."""
 
     least = AHEAD_MIN
+    is_beside = True  # whoever asks can be inside of a transaction: what it wrote is not seen
 
     def __init__(self, url: str) -> None:
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -73,6 +74,7 @@ class NoLookout(Lookout):
     """Where there are no threads: it is read at once, as a quick thread would, and so may be old when it is wanted."""
 
     least = 1
+    is_beside = False
 
     def ahead(self, job: Callable[[], T]) -> Ahead[T]:
         """It is read now; what went wrong is told to who wants it."""
