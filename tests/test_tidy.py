@@ -90,6 +90,7 @@ DRIVERS = {
     "testing/sim/streams.py": {"redis"},
     "redis/sending.py": {"redis"},
     "redis/health.py": {"redis"},
+    "kafka/health.py": {"confluent_kafka"},
     "kafka/reading.py": {"confluent_kafka"},
     "kafka/sending.py": {"confluent_kafka"},
     "kafka/trouble.py": {"confluent_kafka"},

@@ -184,6 +184,11 @@ def decode(line: bytes, now_us: int) -> NewEvent:
     )
 
 
+def data_of(line: bytes) -> bytes:
+    """The data of a line that `encode` has made, whether or not its event could be appended."""
+    return check_data(_data(_FIELDS.decode(line)))
+
+
 def _text(fields: dict[str, msgspec.Raw], name: str) -> str | None:
     raw = fields.get(name)
     value = None if raw is None else from_json(raw)

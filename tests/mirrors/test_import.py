@@ -271,6 +271,59 @@ def test_what_was_no_event_when_it_came_is_told_and_its_bytes_are_in_the_mirror(
     assert base64.b64encode(b"{broken") in bytes(found[0].event)
 
 
+def test_an_edit_of_what_was_no_event_is_taken_over_once_the_broker_gave_it_again(
+    server: Any, valkey_url: str, tmp_path: Path
+) -> None:
+    given: list[Any] = []
+
+    def make(*to: Any) -> tuple[App, Harness]:
+        app = App("/nonexistent/x.db", name="shop")
+        stream = Stream(valkey_url, "orders", partitions=1)
+        app.projection(stream, name="charge")(lambda event, tx: given.append(event.data))
+        if to:
+            app.mirror(to=to)
+        return app, Harness(app)
+
+    server.xadd("orders", {"data": "{broken"})
+    app, harness = make(mirrors.files(tmp_path, name="dead-files"))
+    with harness:
+        harness.run_until_idle()
+        app.operate("ada").letters.edit(1, {"n": 1}, "it was 1")
+        harness.run_until_idle()
+    app, harness = make()
+    with harness:
+        harness.run_until_idle()
+        desk = app.operate("ada")
+        assert bring_back(desk.operator, desk.letters, read(str(tmp_path)), "gone").edited == 1
+        harness.replay()
+    assert given == [{"n": 1}]
+
+
+def test_what_was_no_event_is_told_also_if_it_waited_behind_another(
+    server: Any, valkey_url: str, tmp_path: Path
+) -> None:
+    def make(*to: Any) -> tuple[App, Harness]:
+        app = App("/nonexistent/x.db", name="shop")
+        app.projection(Stream(valkey_url, "orders", partitions=1), name="charge")(lambda event, tx: None)
+        if to:
+            app.mirror(to=to)
+        return app, Harness(app)
+
+    for _ in range(2):
+        server.xadd("orders", {"key": "ada", "data": "{broken"})
+    with make(mirrors.files(tmp_path, name="dead-files"))[1] as harness:
+        harness.run_until_idle()
+    server.delete("orders")
+    app, harness = make()
+    with harness:
+        harness.run_until_idle()
+        desk = app.operate("ada")
+        brought = bring_back(desk.operator, desk.letters, read(str(tmp_path)), "gone")
+    assert [why for _, why in brought.skipped] == [
+        "it was no event when it came; what came is in the mirror, as base64 in its data"
+    ] * 2
+
+
 @pytest.mark.parametrize("with_id", [True, False])
 def test_what_a_broker_gives_again_after_an_import_is_recognised(
     server: Any, valkey_url: str, backend: str | None, tmp_path: Path, with_id: bool

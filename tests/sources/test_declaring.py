@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from redrive import App, UsageError
+from redrive import App, UsageError, mirrors
 from redrive.kafka import Topic
 from redrive.redis import LetterIndex, LetterStream, Stream, stream
 from redrive.sources.codec import Codec
 
 URL = "redis://localhost:6379/0"
-WRONG: list[Any] = ["localhost:6379", "http://localhost", "redis://localhost:port", "", None]
+WRONG: list[Any] = ["localhost:6379", "http://localhost", "redis://localhost:port", "redis://localhost/shop", "", None]
 
 
 @pytest.mark.parametrize("url", [*WRONG, "http://ada:secret@localhost"])
@@ -26,7 +26,18 @@ def test_an_address_that_is_none_is_refused(url: Any) -> None:
         assert "secret" not in str(told.value)
 
 
-@pytest.mark.parametrize("url", [URL, "rediss://u:p@h:1/0", "unix:///run/valkey.sock?db=1", "redis://[::1]:6379"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        URL,
+        "rediss://u:p@h:1/0",
+        "unix:///run/valkey.sock?db=1",
+        "redis://[::1]:6379",
+        "redis://h/?db=2",
+        "rediss://h/0?ssl_cert_reqs=none",
+        "redis://h/3/?socket_timeout=5&protocol=3",
+    ],
+)
 def test_an_address_of_any_kind_is_taken(url: str) -> None:
     assert Stream(url, "orders").url == url
 
@@ -37,6 +48,27 @@ def test_an_address_that_makes_texts_of_bytes_is_refused(option: str) -> None:
     for declare in (lambda url: Stream(url, "orders"), lambda url: LetterStream(url, name="dead")):
         with pytest.raises(UsageError, match=f"leave {option.partition('=')[0]} out"):
             declare(f"{URL}?socket_timeout=5&{option}")
+
+
+@pytest.mark.parametrize("option", ["nosuch=1", "socket_timeout=soon", "ssl_cert_reqs=none"])
+def test_an_option_in_an_address_that_the_driver_does_not_know_is_refused(option: str) -> None:
+    """It was a bug of ours, with a traceback, when a worker first connected."""
+    for declare in (lambda url: Stream(url, "orders"), lambda url: LetterStream(url, name="dead")):
+        with pytest.raises(UsageError, match=option.partition("=")[0]) as told:
+            declare(f"redis://ada:secret@localhost/0?{option}")
+        assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("options", [{"stream": "{source.name}:dlq"}, {"stream": 5}, {"length_max": "5"}])
+def test_an_option_of_a_stream_of_letters_that_is_none_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"dead: stream="):
+        LetterStream(URL, name="dead", **options)
+
+
+@pytest.mark.parametrize("options", [{"rotate": "much"}, {"keep": "long"}, {"rotate": "-1B"}])
+def test_an_option_of_a_mirror_in_files_that_is_none_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="dead: "):
+        mirrors.files("dead", name="dead", **options)
 
 
 def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from redrive import App, Event, Tx, UsageError
+from redrive.cli import main
 from redrive.errors import Halted, SourceDown
 from redrive.kafka import Topic
 from redrive.kafka.reading import TopicReader
@@ -563,3 +564,25 @@ def test_a_start_that_would_not_leave_out_what_the_topic_holds_is_refused(broker
     shop.app.on(shop.topic, start="first", name="late")(shop.app.subscriptions["late"].function)
     shop.run()
     assert sorted(seen) == broker.ids()
+
+
+def test_the_doctor_asks_the_brokers_and_says_what_they_answer(
+    cluster: Kafka, broker: Broker, on_disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(on_disk)
+    program = on_disk / "shop_with_topics.py"
+    program.write_text(
+        "from redrive import App\nfrom redrive.kafka import Topic\n"
+        f"app = App({str(on_disk / 's.db')!r})\n"
+        f"for name, where in (({broker.topic!r}, {cluster.bootstrap!r}), ('never-made', {cluster.bootstrap!r}), "
+        "('gone', '127.0.0.1:1')):\n"
+        "    app.projection(Topic(where, name), name=name)(lambda event, tx: None)\n"
+        "app.log('x').append('x.y')\n"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--app", f"{program.stem}:app"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"kafka:{broker.topic} answers" in told
+    assert "there is no topic 'never-made'" in told
+    assert "kafka:gone: 127.0.0.1:1 cannot be read" in told
+    assert ended.value.code == 3

@@ -115,6 +115,24 @@ def test_what_is_trimmed_of_a_stream_that_was_not_there_at_the_first_start_is_to
         assert shop.reasons == ["lost_at_source"]
 
 
+@WAYS
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_stream_that_was_made_anew_is_read_and_what_it_had_is_told_once(
+    opened: Opened, server: Any, way: dict[str, Any], count: int
+) -> None:
+    """Its new entries have larger ids: it went on with them as if nothing had been between."""
+    said = say(server, 5)
+    with opened(**way):
+        pass
+    say(server, 3)
+    server.delete("orders")
+    said += say(server, count)
+    for _ in range(2):
+        with opened(**way) as shop:
+            assert ids(shop) == [f"orders:{id}" for id in said]
+            assert shop.reasons == ["lost_at_source"] and not shop.halted
+
+
 @FILE
 @WAYS
 @pytest.mark.parametrize("landed", [0, 4])

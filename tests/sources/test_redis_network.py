@@ -140,6 +140,27 @@ def test_a_server_that_nobody_reaches_is_waited_for(
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["in order", "through a group"])
+def test_a_server_that_nobody_reaches_is_asked_less_and_less_often(
+    shops: Callable[[bool], Shop], proxy: FaultProxy, ordered: bool
+) -> None:
+    """To have the lease again is not to be well again: it was asked, and told of, every second for hours."""
+    shop = shops(ordered)
+    for _ in range(2):
+        shop.say()
+        shop.harness.run_until_idle()
+        proxy.refuse()
+        proxy.cut(reset=False)
+        for _ in range(7):
+            shop.harness.advance("31s")
+        proxy.heal()
+        shop.harness.advance("1m")
+    pauses = [signal.wait for signal in shop.harness.signals if isinstance(signal, Halted)]
+    assert pauses[:6] == [1, 2, 4, 8, 16, 30]
+    assert pauses.count(1) == 2
+    shop.check()
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "through a group"])
 def test_cuts_at_every_place_of_the_talk_together_cost_nothing(
     shops: Callable[[bool], Shop], proxy: FaultProxy, ordered: bool
 ) -> None:

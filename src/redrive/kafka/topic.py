@@ -8,7 +8,7 @@ they have landed, for tools that show a lag; nobody reads them back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -134,6 +134,13 @@ class Topic(Source):
         from redrive.kafka.sending import TopicSender
 
         return TopicSender(self, log, timeout)
+
+    def examine(self) -> Sequence[str]:
+        """Whether the brokers have it for us; of what they do with it they are not asked."""
+        from redrive.kafka.health import ask
+
+        ask(self)
+        return ()
 
     def open(self, group: str) -> Reader:
         """Read in order, from where the store says."""

@@ -55,11 +55,24 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def event_id(self) -> str | None:
         """The id of its event."""
-        return None if self.event == NOTHING else msgspec.json.decode(self.event, type=_Id).id
+        return None if self.event == NOTHING else self._said.id
+
+    @property
+    def schema(self) -> int:
+        """The schema of its event."""
+        return 1 if self.event == NOTHING else self._said.redriveschema
+
+    @property
+    def _said(self) -> _Said:
+        try:
+            return msgspec.json.decode(self.event, type=_Said)
+        except msgspec.ValidationError as error:
+            raise EventError(f"the event of letter {self.letter} of {self.subscription} is none: {error}") from None
 
 
-class _Id(msgspec.Struct):
+class _Said(msgspec.Struct):
     id: str
+    redriveschema: int = 1
 
 
 _decoder = msgspec.json.Decoder(Entry)

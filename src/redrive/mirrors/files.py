@@ -38,8 +38,11 @@ class LetterFiles(Mirror):
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"{self.folder} is not a folder")
-        self._bytes_max = size(rotate)
-        self._keep = None if keep is None else duration(keep)
+        try:
+            self._bytes_max = size(rotate)
+            self._keep = None if keep is None else duration(keep)
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}") from None
         if self._bytes_max < 1 or (self._keep is not None and self._keep < 86_400):
             raise UsageError(f'{name}: rotate= is a size like "10MiB", keep= a time like "30d", of a day or more')
         self._fsync = fsync

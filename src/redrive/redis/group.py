@@ -47,23 +47,27 @@ class GroupReader(StreamReader):
     def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message | Plain]:
         self.starts = {}  # that of the last time has landed, or we would not be here
         with self.asking():
-            if not self._made:
-                self._make(positions)
             try:
-                return self._read(limit, wait)
+                return self._make(positions) or self._read(limit, wait)
             except redis.ResponseError as error:
                 if "NOGROUP" not in str(error):
                     raise
                 self._made, self._pending = False, FIRST  # the server was emptied, or somebody deleted the group
-                self._make(positions)
-                return self._read(limit, wait)
+                return self._make(positions) or self._read(limit, wait)
 
-    def _make(self, positions: Positions) -> None:
-        """The group, from where on not everything has landed: never from `$`, which would pass over what came since."""
+    def _make(self, positions: Positions) -> Sequence[Message | Plain]:
+        """The group, from where on not everything has landed: never from `$`, which would pass over what came since.
+
+        What is to land before: without it nobody could tell, once there is a group, that the stream is another.
+        """
+        if self._made:
+            return ()
         self.check_others(positions)
         name, place = self.stream.name, Place.of(positions.get(0, FIRST))
         is_new = 0 not in positions or place.streams > 1  # of several, the first was another stream
         start, census = FIRST if is_new else place.id, self.describe(name)
+        if not is_new and census.is_another(place):
+            return [self._noted(self.anew(0, place)._replace(position=place.id), None, census.gone)]
         if id_of(census.newest) < id_of(start):
             start = FIRST  # another stream of that name: what has landed is recognised by its id
         # With the number, a server that counts goes on counting, and what was trimmed meanwhile is missed.
@@ -76,6 +80,7 @@ class GroupReader(StreamReader):
         if is_new:  # or a store that is set back to now, before anything has landed, would not know
             self.starts = {0: f"{start};{start}"}
         self._made = True
+        return ()
 
     def _create(self, start: str, count: int | None) -> bool:
         """False: there is one."""

@@ -73,13 +73,13 @@ class LetterStream(_RedisMirror):
         super().__init__(url, name)
         try:
             example = stream.format(source="source", subscription="subscription")
-        except (KeyError, IndexError, ValueError):
+        except (AttributeError, KeyError, IndexError, ValueError):
             raise UsageError(
                 f"{name}: stream={stream!r} may name {{source}} and {{subscription}}, and no more"
             ) from None
-        if example in ("", "source") or (length_max is not None and length_max < 1):
+        if example in ("", "source") or not (length_max is None or (type(length_max) is int and length_max >= 1)):
             raise UsageError(
-                f"{name}: stream={stream!r}, length_max={length_max}: a stream of its own, 1 entry or more"
+                f"{name}: stream={stream!r}, length_max={length_max!r}: a stream of its own, 1 entry or more"
             )
         self.stream, self._length_max = stream, length_max
 

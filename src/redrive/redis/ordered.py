@@ -127,4 +127,6 @@ class OrderedReader(StreamReader):
                 return self.lost(number, f"{place.id}+{missing}", why)._replace(
                     position=str(place.after(place.id, missing))
                 )
+            if missing < 0:  # more were read of it than it ever had
+                return self.anew(number, place)._replace(position=str(place.after(place.id, missing)))
         return None

@@ -117,6 +117,11 @@ class StreamReader(Reader):
         )  # fmt: skip
         return Message(partition, position, event, True)
 
+    def anew(self, partition: int, place: Place) -> Message:
+        """It is another stream of that name: nobody knows what had not been read of the former."""
+        why = f"it was made anew after {place.id} was read: what came after that in the former one is gone"
+        return self.lost(partition, f"{place.id}+anew", why)
+
     def describe(self, stream: str) -> Census:
         """What the server says of a stream."""
         try:
@@ -179,6 +184,13 @@ class Census(NamedTuple):
     def gone(self) -> int | None:
         """How many are not there any more."""
         return None if self.added is None else self.added - self.length
+
+    def is_another(self, place: Place) -> bool:
+        """Is it none of which we have read as far as that? It has had fewer, or fewer that are not there any more."""
+        if place.number is None or self.added is None:
+            return False
+        is_behind = self.oldest is None or id_of(self.oldest) > id_of(place.id)
+        return (self.added - self.length if is_behind else self.added) < place.number
 
 
 def text_of(value: Any) -> str:

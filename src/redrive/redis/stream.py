@@ -7,6 +7,7 @@ whoever else reads in it; a group hands out entries in nobody's order, so `order
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -33,14 +34,34 @@ def check_url(name: str, url: str) -> str:
     if find_spec("redis") is None:
         raise UsageError(f"{name}: Redis and Valkey need a driver: pip install 'redrive[redis]'")
     try:
-        is_one = url.startswith(SCHEMES) and urlsplit(url).port != 0
+        is_one = url.startswith(SCHEMES) and urlsplit(url).port != 0 and _names_a_database(url)
     except (AttributeError, ValueError):  # no text, or a port that is no number
         is_one = False
     if not is_one:
         raise UsageError(f"{name}: the address of its server is like redis://HOST:6379/0, or rediss://… or unix://…")
-    if texts := sorted(TEXTS & parse_qs(urlsplit(url).query).keys()):
+    options = parse_qs(urlsplit(url).query)
+    if texts := sorted(TEXTS & options.keys()):
         raise UsageError(f"{name}: leave {texts[0]} out of the address: what is read and written are bytes")
+    if options:
+        _check_options(name, url)
     return url
+
+
+def _names_a_database(url: str) -> bool:
+    """A database has a number; the driver would pass over anything else, and take the first."""
+    parts = urlsplit(url)
+    return parts.scheme == "unix" or re.fullmatch(r"/*[0-9]*/*", parts.path) is not None
+
+
+def _check_options(name: str, url: str) -> None:
+    """The driver says what it makes of them when it first connects, which would be in the middle of the work."""
+    import redis
+
+    try:
+        pool = redis.ConnectionPool.from_url(url)
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, ValueError, redis.RedisError) as error:
+        raise UsageError(f"{name}: an option in the address of its server is none of the driver's: {error}") from None
 
 
 class Stream(Source):

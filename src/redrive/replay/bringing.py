@@ -21,7 +21,7 @@ from redrive.policy.letters import OPEN, State
 from redrive.policy.outcome import NO_FAILURE, Failure
 from redrive.replay.deed import Operator
 from redrive.replay.letters import LetterDesk
-from redrive.sources.refusal import REASONS as REFUSALS
+from redrive.sources.refusal import SCHEMA as REFUSED
 from redrive.store.filters import Asked
 from redrive.store.letters import NewLetter
 from redrive.store.port import StoreTx, Subscribed
@@ -83,7 +83,7 @@ def _edit(desk: LetterDesk, entry: Entry, number: int, brought: Brought, reason:
     elif entry.edited == NOTHING or letter.edits:
         why = f"it is letter {number} here"
     else:
-        receipt = desk.edit(letter, msgspec.Raw(cloudevents.decode(entry.edited, 0).data_raw), reason)
+        receipt = desk.edit(letter, msgspec.Raw(cloudevents.data_of(entry.edited)), reason)
         brought.edited += len(receipt.done)
         why = "".join(one.why for one in receipt.refused)
     if why:
@@ -138,7 +138,7 @@ class _Import:
             try:
                 if entries[0].event == NOTHING:
                     raise EventError("the mirror does not have its event")
-                if entries[0].reason in REFUSALS:
+                if entries[0].schema == REFUSED:  # its letter may say otherwise: it waited behind another
                     raise EventError("it was no event when it came; what came is in the mirror, as base64 in its data")
                 event = cloudevents.decode(entries[0].event, int(self.now * 1e6))
             except EventError as error:
@@ -186,7 +186,7 @@ class _Import:
         facts = {"event": stored[1], "position": stored[0], "was": entry.letter, "state": entry.state}
         audit = self.operator.audit(tx, "import", row.name, f"event {stored[1]}", self.reason, facts)
         if entry.edited != NOTHING:
-            data = cloudevents.decode(entry.edited, 0).data_raw
+            data = cloudevents.data_of(entry.edited)
             where = {"subscription": row.id, "position": stored[0], "rev": 1, "audit": audit}
             tx.sql.run("edit_add", {**where, "data": data})
         failed = entry.last_failed_at is not None or entry.state == State.DEAD

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from redrive.clock import Env, short_name
-from redrive.errors import SourceDown, UsageError
+from redrive.errors import Halted, SourceDown, UsageError
 from redrive.policy.lease import Lease, State, state_of
 from redrive.replay.machine import examine_file, examine_server
 from redrive.settings import Settings, check_subscriptions
@@ -68,7 +68,10 @@ def examine_brokers(subscriptions: Iterable[Subscription]) -> Iterator[Finding]:
         if source is None:
             continue
         try:
-            found = source.warnings()
+            found = source.examine()
+        except Halted as error:
+            yield Finding("broker", PROBLEM, str(error), "correct the program, or the rights it has", source.log)
+            continue
         except SourceDown as error:
             yield Finding("broker", PROBLEM, str(error), "start it, or correct the address in the program", source.log)
             continue

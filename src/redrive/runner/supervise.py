@@ -215,8 +215,12 @@ class Supervisor:
                     continue
                 if self.waiting.pop(post, "").startswith("halted"):
                     self.engine.signals.tell([sig.Resumed(name)])
-                    halt_wait = settings.halt_wait
-                await self._work(post, taken)
+                began, before = clock.monotonic(), taken.settled_at
+                try:
+                    await self._work(post, taken)
+                finally:  # who halts again at once, as those do whose broker is down, has not been well meanwhile
+                    if taken.settled_at != before or clock.monotonic() - began >= settings.halt_wait_max:
+                        halt_wait = settings.halt_wait
             except Fenced:
                 seen, seen_at = None, clock.monotonic()
             except (StoreError, Halted) as error:

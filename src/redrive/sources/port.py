@@ -104,8 +104,12 @@ class Source(ABC):
         """Connect for reading, on behalf of this group."""
 
     def warnings(self) -> Sequence[str]:
-        """What about the broker will hurt one day; asked when a worker starts, and by `redrive doctor`."""
+        """What about the broker will hurt one day; asked when a worker starts."""
         return ()
+
+    def examine(self) -> Sequence[str]:
+        """The same for `redrive doctor`, which is to know whether the broker answers; SourceDown or Halted if not."""
+        return self.warnings()
 
     @property
     def log(self) -> str:
