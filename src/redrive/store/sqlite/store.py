@@ -39,8 +39,10 @@ from redrive.store.sqlite.connection import (
     ROLLBACK,
     Connection,
     Guard,
+    Reader,
     holds_store,
     is_the_world,
+    let_go,
     open_connection,
     translate,
 )
@@ -70,6 +72,10 @@ class SqliteTx:
     """One connection with its facets; the same object serves every transaction on it."""
 
     def __init__(self, connection: Connection) -> None:
+        self.use(connection)
+
+    def use(self, connection: Connection) -> None:
+        """Begin on this connection, with nothing remembered."""
         self.connection = connection
         self.execute: Callable[..., Any] = connection.execute
         self.executemany: Callable[..., Any] = connection.executemany
@@ -171,6 +177,7 @@ class SqliteStore:
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
         self._seen_version = -1
+        self._former_changes = 0  # by connections that were replaced
         self.news = News()
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         self._flush, self._flushed, self._flush_at = Flush(path), 0, 0  # changes at the last one, pages for the next
@@ -187,8 +194,8 @@ class SqliteStore:
         try:
             migrate(self)
         except BaseException:  # refused: leave nothing open behind
-            full.close()
-            self._normal.connection.close()
+            let_go(full)
+            let_go(self._normal.connection)
             raise
 
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
@@ -234,6 +241,7 @@ class SqliteStore:
 
     def _begin(self, tx: SqliteTx) -> None:
         """Take the write lock. SQLite's own waiting grows to 100 ms steps; another process holds it for one or two."""
+        _plain(tx)
         tx.letters.sieve.begin()
         give_up = time.monotonic() + self._busy_timeout
         pause = BUSY_PAUSE_MIN
@@ -245,8 +253,19 @@ class SqliteStore:
                 world = translate(error, self.path)
                 if not isinstance(world, StoreBusy) or time.monotonic() >= give_up:
                     raise world from error
+                if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT and tx in (self._full, self._normal):
+                    self._renew(tx)
             time.sleep(pause)
             pause = min(pause * 1.5, BUSY_PAUSE_MAX)
+
+    def _renew(self, tx: SqliteTx) -> None:
+        """Somebody has kept a half-read cursor of ours: that connection sees the past, and no waiting helps."""
+        former, fresh = tx.connection, self._open("FULL" if tx is self._full else "NORMAL")
+        fresh.execute("PRAGMA busy_timeout = 0")
+        self._former_changes += former.total_changes
+        tx.use(fresh)
+        tx.letters.sieve.begin()
+        let_go(former)  # the cursor says so to whoever asks it
 
     def _commit(self, tx: SqliteTx) -> None:
         assert not tx.hold, "statements were held and not run"
@@ -282,6 +301,7 @@ class SqliteStore:
         except IndexError:
             tx = SqliteTx(self._open("NORMAL", read_only=True))
         try:
+            _plain(tx)
             tx.control("BEGIN -- redrive")
             yield tx
         except sqlite3.Error as error:
@@ -293,6 +313,8 @@ class SqliteStore:
         finally:
             if tx.connection.in_transaction:
                 tx.control(ROLLBACK)
+            if isinstance(tx.connection, Reader):
+                tx.connection.close_cursors()
             self._readers.append(tx)
 
     @property
@@ -351,7 +373,8 @@ class SqliteStore:
 
     def _changes(self) -> int:
         """How many rows this process has written."""
-        return self._full.connection.total_changes + self._normal.connection.total_changes
+        now = self._full.connection.total_changes + self._normal.connection.total_changes
+        return now + self._former_changes
 
     def _has_grown(self) -> bool:
         """Is it worth looking how long the WAL is? A small transaction writes about five pages per change."""
@@ -463,7 +486,12 @@ class SqliteStore:
         if self._watch is not None:
             connections.add(self._watch)
         for connection in connections:
-            connection.close()
+            let_go(connection)
+
+
+def _plain(tx: SqliteTx) -> None:
+    """Rows and texts as we read them, whatever the last user of the connection wanted."""
+    tx.connection.row_factory, tx.connection.text_factory = None, str
 
 
 def _need_sync(tx: SqliteTx) -> None:
