@@ -275,6 +275,25 @@ def test_a_table_that_others_have_filled_is_not_taken_over(deploy: Deploy) -> No
     deploy(projection(tables={"revenue": "cents INTEGER"}))
 
 
+def test_sqlite_does_not_tell_capitals_and_neither_do_we(tmp_path: Path) -> None:
+    """Two projections owned one table, and a rebuild dropped a table that was never theirs."""
+    app = App(tmp_path / "shop.db")
+    orders = app.log("orders")
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE Revenue (cents INTEGER)")
+        tx.execute("INSERT INTO Revenue VALUES (7)")
+    app.projection(orders, tables={"revenue": "cents INTEGER"}, name="first")(lambda event, tx: None)
+    with pytest.raises(UsageError, match="has rows"):
+        app.run(until_idle=True)
+    with app.transaction() as tx:
+        tx.execute("DELETE FROM Revenue")
+    app.run(until_idle=True)
+    app.projection(orders, tables=["REVENUE"], name="second")(lambda event, tx: None)
+    with pytest.raises(UsageError, match="belongs to 'first' already"):
+        app.run(until_idle=True)
+    app.close()
+
+
 def test_a_table_has_one_owner(deploy: Deploy) -> None:
     deploy(projection(tables=["revenue"]))
     says = refusal(deploy, projection(tables=["revenue"], name="other"))
