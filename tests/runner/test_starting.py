@@ -305,6 +305,14 @@ def test_a_table_name_that_is_not_a_plain_word_is_refused(deploy: Deploy, table:
     assert "cannot be a table of yours" in refusal(deploy, projection(tables={table: "a INTEGER"}))
 
 
+def test_columns_that_the_database_does_not_understand_are_refused_with_the_name_of_who_wants_them(
+    deploy: Deploy,
+) -> None:
+    says = refusal(deploy, projection(tables={"revenue": "cents INTEGER,,"}))
+    assert "revenue: tables=" in says
+    assert "syntax error" in says
+
+
 def test_a_key_function_that_answers_differently_is_refused_while_letters_wait_in_lanes(deploy: Deploy) -> None:
     fill(deploy)
     deploy(handler(start="first", bad={"k1"}))

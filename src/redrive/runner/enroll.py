@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from redrive.errors import UsageError
+from redrive.errors import RedriveError, UsageError
 from redrive.event import from_row
 from redrive.policy.patterns import matches
 from redrive.runner.call import find_key
@@ -46,7 +46,12 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
             else:
                 check_declared(tx, subscription, row)
                 _check_keys(engine, tx, subscription, row)
-            check_tables(tx, subscription, row)
+            try:
+                check_tables(tx, subscription, row)
+            except Exception as error:
+                if isinstance(error, RedriveError) or engine.store.is_the_world(error):
+                    raise
+                raise UsageError(f"{row.name}: tables={dict(subscription.tables)!r}: {error}; correct it") from error
             if (name := subscription.breaker_name) is not None:
                 tx.guards.declare(name)
             rows[subscription.name] = (subscription, row)
