@@ -294,6 +294,17 @@ def test_sqlite_does_not_tell_capitals_and_neither_do_we(tmp_path: Path) -> None
     app.close()
 
 
+def test_a_table_that_somebody_dropped_is_not_made_again_without_a_word(deploy: Deploy) -> None:
+    """It would have been empty, and the progress would have said that everything is in it."""
+    fill(deploy)
+    harness = deploy(projection(tables={"revenue": "cents INTEGER"}))
+    with harness.app.transaction() as tx:
+        tx.execute("DROP TABLE revenue")
+    says = refusal(deploy, projection(tables={"revenue": "cents INTEGER"}))
+    assert "is gone" in says
+    assert "redrive rebuild revenue" in says
+
+
 def test_a_table_has_one_owner(deploy: Deploy) -> None:
     deploy(projection(tables=["revenue"]))
     says = refusal(deploy, projection(tables=["revenue"], name="other"))

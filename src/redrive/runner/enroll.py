@@ -249,6 +249,11 @@ def check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> No
                 f"{row.name!r}: the definition of table {table!r} changed; "
                 f"`redrive rebuild {row.name} --app MODULE:APP` drops and fills it anew"
             )
+        if stored.get(table) is not None and columns is not None and not tx.sql.value("table_exists", {"name": table}):
+            raise UsageError(
+                f"{row.name!r}: table {table!r} is gone, and with it what was applied; "
+                f"`redrive rebuild {row.name} --app MODULE:APP` makes it and fills it from the log"
+            )
         if table not in stored:
             if columns is not None:
                 _check_empty(tx, row, table)
