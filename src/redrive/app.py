@@ -152,6 +152,9 @@ class App(Declarations):
         """The subscriptions to run, with the overrides of the settings."""
         self._import_included()
         self.runtime.types.check()
+        for option, given in (("only", only), ("exclude", exclude)):
+            if isinstance(given, str):  # its letters would be taken for names
+                raise UsageError(f"{option}= takes names of subscriptions: {option}=[{given!r}]")
         wanted, unwanted = None if only is None else set(only), set(exclude)
         for name in sorted((wanted or set()) | unwanted):
             if name not in self.subscriptions:
