@@ -85,7 +85,8 @@ class App(Declarations):
             user = AppTx(tx, self.runtime)
             self.runtime.transacting = _current_task()
             try:
-                yield user
+                with _as_lent(tx.connection):
+                    yield user
             finally:
                 self.runtime.transacting, user.is_over = None, True
             rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
@@ -151,6 +152,9 @@ class App(Declarations):
         """The subscriptions to run, with the overrides of the settings."""
         self._import_included()
         self.runtime.types.check()
+        for option, given in (("only", only), ("exclude", exclude)):
+            if isinstance(given, str):  # its letters would be taken for names
+                raise UsageError(f"{option}= takes names of subscriptions: {option}=[{given!r}]")
         wanted, unwanted = None if only is None else set(only), set(exclude)
         for name in sorted((wanted or set()) | unwanted):
             if name not in self.subscriptions:
@@ -222,6 +226,17 @@ def _refused_in_the_drivers_words() -> Iterator[None]:
         yield
     except CommitRefused as refused:
         raise refused.error from None
+
+
+@contextmanager
+def _as_lent(connection: Any) -> Iterator[None]:
+    """How a program wants its rows is its own affair: the engine reads on the same connection."""
+    found = {name: getattr(connection, name) for name in ("row_factory", "text_factory") if hasattr(connection, name)}
+    try:
+        yield
+    finally:
+        for name, factory in found.items():
+            setattr(connection, name, factory)
 
 
 def _current_task() -> asyncio.Task[Any] | None:

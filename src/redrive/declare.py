@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from redrive.errors import UsageError
-from redrive.event import check_log
+from redrive.event import check_log, check_subscription
 from redrive.mirrors.port import LETTERS, Mirror
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
@@ -270,17 +270,14 @@ class Declarations:
         return declare
 
     def _declare(self, subscription: Subscription) -> None:
-        known = self.subscriptions.get(subscription.name)
+        known = self.subscriptions.get(check_subscription(subscription.name))
         if known is not None and inspect.unwrap(known.function) is not inspect.unwrap(subscription.function):
             raise UsageError(f"two functions are called {subscription.name!r}: give one of them name=")
         if known is not None and _place(known) != _place(subscription):
             raise UsageError(f"{subscription.name!r} is declared twice, and not as the same: give one of them name=")
         if subscription.order not in ("key", "none", "total"):
             raise UsageError(f'{subscription.name}: order is "key", "none" or "total", not {subscription.order!r}')
-        if subscription.on_error is not None and inspect.iscoroutinefunction(subscription.on_error):
-            raise UsageError(f"{subscription.name}: on_error is a plain def (event, error)")
-        if inspect.iscoroutinefunction(subscription.key_by):
-            raise UsageError(f"{subscription.name}: key_by is a plain def (event), or the name of a field")
+        _check_hooks(subscription)
         check_state(subscription)
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
         self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)
@@ -309,8 +306,41 @@ class Declarations:
         return source.log
 
     def _types(self, types: tuple[str | type, ...]) -> tuple[str, ...]:
-        names = [item if isinstance(item, str) else self.runtime.types.name_of(item) for item in types]
+        names = [_pattern(item) if isinstance(item, str) else self.runtime.types.name_of(item) for item in types]
         return tuple(dict.fromkeys(names))
+
+
+def _pattern(name: str) -> str:
+    """A name or a glob that some type can fit."""
+    if not name or any(map(str.isspace, name)):
+        raise UsageError(f"{name!r} fits no event: types have no white space; write it like order.placed or order.*")
+    return name
+
+
+def _check_hooks(subscription: Subscription) -> None:
+    """What is called beside the function, or in its place: looked at now, not at the first event."""
+    name, key_by, on_error = subscription.name, subscription.key_by, subscription.on_error
+    if on_error is not None and (inspect.iscoroutinefunction(on_error) or not _takes(on_error, 2)):
+        raise UsageError(f"{name}: on_error is a plain def (event, error)")
+    if not isinstance(key_by, str | None) and (inspect.iscoroutinefunction(key_by) or not _takes(key_by, 1)):
+        raise UsageError(f"{name}: key_by is a plain def (event), or the name of a field")
+    if not isinstance(subscription.start, str | None):
+        raise UsageError(
+            f'{name}: start={subscription.start!r}; write "first", "now" or a time as text, "2026-01-31T00:00:00Z"'
+        )
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Can it be called with so many arguments, as far as anybody can tell?"""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # written in C, and does not say
+        return True
+    return True
 
 
 def _name(function: Callable[..., Any]) -> str:

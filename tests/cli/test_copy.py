@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from redrive import App
 from redrive.testing.failpoints import VARIABLE
 
 
@@ -67,6 +68,12 @@ def test_with_tables_moved_nobody_waits_for_a_rebuild(shop: Any, target: str) ->
     stocked(shop)
     answer = shop.redrive("copy", "--from", "shop.db", "--to", target, "--tables-moved", "--json")
     assert answer.json["rebuild"] == []
+    answer = shop.redrive("run", "shop:app", "--until-idle", "--store", target)
+    assert answer.code == 2 and "table 'revenue' is gone" in answer.err  # it was not moved
+    there = App(target if "://" in target else shop.folder / target)
+    with there.transaction() as tx:
+        tx.execute("CREATE TABLE revenue (key TEXT PRIMARY KEY, cents INTEGER)")
+    there.close()
     assert shop.redrive("run", "shop:app", "--until-idle", "--store", target).code == 0
 
 

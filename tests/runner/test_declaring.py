@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -119,12 +120,35 @@ def test_a_decorator_without_its_log_is_an_error_at_once(app: App) -> None:
         ({"timeout": -1}, "timeout: the duration -1 is negative"),
         ({"timeout": 0}, "timeout: 0 leaves no time"),
         ({"retry": []}, "retry= takes"),
+        ({"start": datetime(2026, 1, 31, tzinfo=UTC)}, "as text"),
+        ({"key_by": 3}, "key_by is a plain def"),
+        ({"key_by": lambda: "k"}, "key_by is a plain def"),
+        ({"on_error": "notify"}, "on_error is a plain def"),
+        ({"on_error": lambda event: None}, "on_error is a plain def"),
     ],
     ids=str,
 )
 def test_options_that_make_no_sense_are_refused(app: App, option: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         app.on(app.log("orders"), name="charge", **option)(lambda event, ctx: None)
+
+
+@pytest.mark.parametrize("name", ["two words", "a" * 201, 3, "a\nb"])
+def test_a_name_that_nobody_could_type_is_refused(app: App, name: Any) -> None:
+    with pytest.raises(UsageError, match="subscription's name"):
+        app.on(app.log("orders"), name=name)(lambda event, ctx: None)
+
+
+def test_what_can_be_called_and_has_no_name_is_given_one(app: App) -> None:
+    """What it is shown as has an address in it: another one in each process."""
+    with pytest.raises(UsageError, match="subscription's name"):
+        app.on(app.log("orders"))(Object())
+
+
+@pytest.mark.parametrize("pattern", ["", "order placed", "order.*\n"])
+def test_a_filter_that_no_event_can_fit_is_refused(app: App, pattern: str) -> None:
+    with pytest.raises(UsageError, match="fits no event"):
+        app.on(app.log("orders"), pattern)(lambda event, ctx: None)
 
 
 def test_one_name_is_no_list_of_tables(app: App) -> None:

@@ -337,3 +337,11 @@ def test_run_inside_of_an_event_loop_names_serve(real: App) -> None:
             real.run(until_idle=True)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("option", ["only", "exclude"])
+def test_one_name_is_no_list_of_subscriptions(tmp_path: Path, option: str) -> None:
+    app = App(tmp_path / "shop.db")
+    app.projection(app.log("orders"), name="revenue")(lambda event, tx: None)
+    with pytest.raises(UsageError, match=rf"{option}=\['revenue'\]"):
+        app.run(until_idle=True, **{option: "revenue"})  # type: ignore[arg-type]

@@ -275,6 +275,36 @@ def test_a_table_that_others_have_filled_is_not_taken_over(deploy: Deploy) -> No
     deploy(projection(tables={"revenue": "cents INTEGER"}))
 
 
+def test_sqlite_does_not_tell_capitals_and_neither_do_we(tmp_path: Path) -> None:
+    """Two projections owned one table, and a rebuild dropped a table that was never theirs."""
+    app = App(tmp_path / "shop.db")
+    orders = app.log("orders")
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE Revenue (cents INTEGER)")
+        tx.execute("INSERT INTO Revenue VALUES (7)")
+    app.projection(orders, tables={"revenue": "cents INTEGER"}, name="first")(lambda event, tx: None)
+    with pytest.raises(UsageError, match="has rows"):
+        app.run(until_idle=True)
+    with app.transaction() as tx:
+        tx.execute("DELETE FROM Revenue")
+    app.run(until_idle=True)
+    app.projection(orders, tables=["REVENUE"], name="second")(lambda event, tx: None)
+    with pytest.raises(UsageError, match="belongs to 'first' already"):
+        app.run(until_idle=True)
+    app.close()
+
+
+def test_a_table_that_somebody_dropped_is_not_made_again_without_a_word(deploy: Deploy) -> None:
+    """It would have been empty, and the progress would have said that everything is in it."""
+    fill(deploy)
+    harness = deploy(projection(tables={"revenue": "cents INTEGER"}))
+    with harness.app.transaction() as tx:
+        tx.execute("DROP TABLE revenue")
+    says = refusal(deploy, projection(tables={"revenue": "cents INTEGER"}))
+    assert "is gone" in says
+    assert "redrive rebuild revenue" in says
+
+
 def test_a_table_has_one_owner(deploy: Deploy) -> None:
     deploy(projection(tables=["revenue"]))
     says = refusal(deploy, projection(tables=["revenue"], name="other"))
@@ -284,6 +314,14 @@ def test_a_table_has_one_owner(deploy: Deploy) -> None:
 @pytest.mark.parametrize("table", ["redrive_events", "sqlite_master", "a b", 'x"; DROP TABLE y', ""])
 def test_a_table_name_that_is_not_a_plain_word_is_refused(deploy: Deploy, table: str) -> None:
     assert "cannot be a table of yours" in refusal(deploy, projection(tables={table: "a INTEGER"}))
+
+
+def test_columns_that_the_database_does_not_understand_are_refused_with_the_name_of_who_wants_them(
+    deploy: Deploy,
+) -> None:
+    says = refusal(deploy, projection(tables={"revenue": "cents INTEGER,,"}))
+    assert "revenue: tables=" in says
+    assert "syntax error" in says
 
 
 def test_a_key_function_that_answers_differently_is_refused_while_letters_wait_in_lanes(deploy: Deploy) -> None:

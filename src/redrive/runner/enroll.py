@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from redrive.errors import UsageError
+from redrive.errors import RedriveError, UsageError
 from redrive.event import from_row
 from redrive.policy.patterns import matches
-from redrive.runner.call import find_key
+from redrive.runner.call import attempt, find_key
 from redrive.runner.duty import Engine
 from redrive.store.filters import Asked, change_filter
 from redrive.store.identity import choose_identity
@@ -46,7 +46,11 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
             else:
                 check_declared(tx, subscription, row)
                 _check_keys(engine, tx, subscription, row)
-            check_tables(tx, subscription, row)
+            error = attempt(check_tables, tx, subscription, row)  # the columns are the user's
+            if isinstance(error, RedriveError) or (error is not None and engine.store.is_the_world(error)):
+                raise error
+            if error is not None:
+                raise UsageError(f"{row.name}: tables={dict(subscription.tables)!r}: {error}; correct it") from error
             if (name := subscription.breaker_name) is not None:
                 tx.guards.declare(name)
             rows[subscription.name] = (subscription, row)
@@ -243,6 +247,11 @@ def check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> No
             raise UsageError(
                 f"{row.name!r}: the definition of table {table!r} changed; "
                 f"`redrive rebuild {row.name} --app MODULE:APP` drops and fills it anew"
+            )
+        if stored.get(table) is not None and columns is not None and not tx.sql.value("table_exists", {"name": table}):
+            raise UsageError(
+                f"{row.name!r}: table {table!r} is gone, and with it what was applied; "
+                f"`redrive rebuild {row.name} --app MODULE:APP` makes it and fills it from the log"
             )
         if table not in stored:
             if columns is not None:

@@ -212,9 +212,6 @@ SELECT 1 FROM redrive_meta WHERE name IN ('state ' || :subscription, 'states:' |
 -- name: table_all
 SELECT name, columns FROM redrive_tables WHERE subscription = :subscription ORDER BY name
 
--- name: table_owner
-SELECT s.name FROM redrive_tables t JOIN redrive_subscriptions s ON s.id = t.subscription WHERE t.name = :name
-
 -- name: table_add
 INSERT INTO redrive_tables VALUES (:name, :subscription, :columns) ON CONFLICT (name) DO UPDATE SET columns = excluded.columns
 

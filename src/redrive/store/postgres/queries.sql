@@ -192,6 +192,9 @@ ORDER BY extra.name
 -- name: table_exists
 SELECT 1 FROM pg_class WHERE oid = to_regclass(quote_ident(:name)) AND relkind IN ('r', 'p')
 
+-- name: table_owner
+SELECT s.name FROM redrive_tables t JOIN redrive_subscriptions s ON s.id = t.subscription WHERE t.name = :name
+
 -- ---------------------------------------------------------------- letters
 
 -- name: letter_add

@@ -13,6 +13,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakSet
 
 from redrive.errors import StoreBusy, StoreError, UsageError
 from redrive.store.sqlite.numbered import IS_NEEDED, Numbered
@@ -86,6 +87,45 @@ class Guard:
         )
 
 
+class Lent(Numbered if IS_NEEDED else sqlite3.Connection):  # type: ignore[misc]
+    """A connection that functions get to see as `tx.connection`. All others need it, too."""
+
+    def close(self) -> None:
+        """Refused: whoever writes next would find it closed, and so would the thread that does the checkpoints."""
+        raise UsageError("tx.connection belongs to the store, which closes it: leave it open")
+
+
+def let_go(connection: Connection) -> None:
+    """Close a connection of ours."""
+    sqlite3.Connection.close(connection)
+
+
+class Reader(Lent):
+    """A connection that is lent to readers. A cursor that is left half read would show the past to the next one."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+
+    def cursor(self, *given: Any, **named: Any) -> Any:
+        """As the driver's."""
+        return self._lent(super().cursor(*given, **named))
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Any:
+        """As the driver's."""
+        return self._lent(super().execute(sql, parameters))
+
+    def _lent(self, cursor: sqlite3.Cursor) -> sqlite3.Cursor:
+        self._cursors.add(cursor)
+        return cursor
+
+    def close_cursors(self) -> None:
+        """Whoever has kept one reads no further."""
+        for cursor in list(self._cursors):
+            cursor.close()
+        self._cursors.clear()
+
+
 def holds_store(path: str) -> bool:
     """Does this database have our tables?"""
     try:
@@ -111,14 +151,13 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
     """One connection with our settings: WAL, no automatic checkpoint, explicit transactions."""
     connection: Connection | None = None
     try:
-        kind: dict[str, Any] = {"factory": Numbered} if IS_NEEDED else {}
         connection = sqlite3.connect(
             path,
             timeout=busy_timeout,
             isolation_level=ISOLATION,
             check_same_thread=False,
             cached_statements=256,
-            **kind,
+            factory=Reader if read_only else Lent,
         )
         # A checkpoint racing a writer corrupts files on SQLite < 3.51.3: we checkpoint ourselves, under the write lock.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
@@ -134,10 +173,28 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
             connection.execute("PRAGMA query_only = 1")
     except (sqlite3.Error, UsageError) as error:
         if connection is not None:
-            connection.close()
+            let_go(connection)
         if isinstance(error, UsageError):
             raise
         where = Path(path).resolve().parent
         hint = "" if where.is_dir() else f"; the folder {where} does not exist"
         raise StoreError(f"cannot open the store {path}: {error}{hint}") from error
     return connection
+
+
+def wait_for_nobody(connection: Connection) -> None:
+    """The store itself waits for the write lock, in shorter steps."""
+    connection.execute("PRAGMA busy_timeout = 0")
+
+
+def undo_in_memory(connection: Connection) -> None:
+    """Keep there what undoes a statement or a savepoint.
+
+    For a letter with its indexes and triggers it would be a file, made and removed each time.
+    """
+    connection.execute("PRAGMA temp_store = MEMORY")
+
+
+def read_plainly(connection: Connection) -> None:
+    """Rows and texts as we read them, whatever the last user of the connection wanted."""
+    connection.row_factory, connection.text_factory = None, str

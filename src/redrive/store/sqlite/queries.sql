@@ -184,10 +184,14 @@ WHERE subscription = :subscription
 
 -- name: table_extras
 -- Indexes and triggers that somebody put on a table: they are lost when it is dropped.
-SELECT sql FROM sqlite_master WHERE tbl_name = :name AND type IN ('index', 'trigger') AND sql IS NOT NULL ORDER BY name
+SELECT sql FROM sqlite_master WHERE tbl_name = :name COLLATE NOCASE AND type IN ('index', 'trigger') AND sql IS NOT NULL ORDER BY name
 
 -- name: table_exists
-SELECT 1 FROM sqlite_master WHERE name = :name AND type = 'table'
+-- SQLite does not tell Orders from orders: neither may we, a rebuild drops what it finds.
+SELECT 1 FROM sqlite_master WHERE name = :name COLLATE NOCASE AND type = 'table'
+
+-- name: table_owner
+SELECT s.name FROM redrive_tables t JOIN redrive_subscriptions s ON s.id = t.subscription WHERE t.name = :name COLLATE NOCASE
 
 -- ---------------------------------------------------------------- letters
 

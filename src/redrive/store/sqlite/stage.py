@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrive.errors import StoreError, UsageError
 from redrive.store.port import Counts
-from redrive.store.sqlite.connection import Guard, is_the_world, translate
+from redrive.store.sqlite.connection import Guard, is_the_world, let_go, translate
 
 if TYPE_CHECKING:
     from redrive.store.sqlite.store import SqliteStore, SqliteTx
@@ -63,7 +63,7 @@ class SqliteStage(AbstractContextManager["SqliteStage"]):
 
     def __exit__(self, *_: object) -> None:
         if not self._is_busy:  # else a function hangs there, in a thread that ends with the process
-            self._tx.connection.close()
+            let_go(self._tx.connection)
 
     @contextmanager
     def acting(self) -> Iterator[SqliteTx]:

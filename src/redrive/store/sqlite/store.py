@@ -39,10 +39,15 @@ from redrive.store.sqlite.connection import (
     ROLLBACK,
     Connection,
     Guard,
+    Reader,
     holds_store,
     is_the_world,
+    let_go,
     open_connection,
+    read_plainly,
     translate,
+    undo_in_memory,
+    wait_for_nobody,
 )
 from redrive.store.sqlite.flush import Flush
 from redrive.store.sqlite.hold import Hold
@@ -70,6 +75,10 @@ class SqliteTx:
     """One connection with its facets; the same object serves every transaction on it."""
 
     def __init__(self, connection: Connection) -> None:
+        self.use(connection)
+
+    def use(self, connection: Connection) -> None:
+        """Begin on this connection, with nothing remembered."""
         self.connection = connection
         self.execute: Callable[..., Any] = connection.execute
         self.executemany: Callable[..., Any] = connection.executemany
@@ -167,10 +176,11 @@ class SqliteStore:
         self._holder: int | None = None
         self._current: SqliteTx | None = None
         with forking.opening:
-            self._open_writing(path, busy_timeout)
+            self._open_writing()
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
         self._seen_version = -1
+        self._former_changes = 0  # by connections that were replaced
         self.news = News()
         self._checkpointed = self._looked = self._seen_changes = 0  # changes at the last checkpoint, look, job
         self._flush, self._flushed, self._flush_at = Flush(path), 0, 0  # changes at the last one, pages for the next
@@ -178,22 +188,19 @@ class SqliteStore:
         self._writer = None if inline else Writer(self)
         self.lookout = NoLookout(path) if inline else Lookout(path)
 
-    def _open_writing(self, path: str, busy_timeout: float) -> None:
-        full = open_connection(path, synchronous="FULL", busy_timeout=busy_timeout)
-        self._full = SqliteTx(full)
-        self._normal = self._full if path == ":memory:" else SqliteTx(self._open("NORMAL"))
-        for tx in (self._full, self._normal):  # we wait for the write lock ourselves, see _begin
-            tx.connection.execute("PRAGMA busy_timeout = 0")
+    def _open_writing(self) -> None:
+        self._full = SqliteTx(self._open("FULL"))
+        self._normal = self._full if self.path == ":memory:" else SqliteTx(self._open("NORMAL"))
+        for tx in (self._full, self._normal):
+            wait_for_nobody(tx.connection)
         try:
             migrate(self)
-            for tx in (self._full, self._normal):
-                # What undoes a single statement or a savepoint: for a letter with its indexes and triggers it would be
-                # a file, made and removed each time. Not before, since to sort a large table may take much of it.
-                tx.connection.execute("PRAGMA temp_store = MEMORY")
         except BaseException:  # refused: leave nothing open behind
-            full.close()
-            self._normal.connection.close()
+            let_go(self._full.connection)
+            let_go(self._normal.connection)
             raise
+        for tx in (self._full, self._normal):  # not before: to sort a large table may take much memory
+            undo_in_memory(tx.connection)
 
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
         with forking.opening:
@@ -238,6 +245,7 @@ class SqliteStore:
 
     def _begin(self, tx: SqliteTx) -> None:
         """Take the write lock. SQLite's own waiting grows to 100 ms steps; another process holds it for one or two."""
+        read_plainly(tx.connection)
         tx.letters.sieve.begin()
         give_up = time.monotonic() + self._busy_timeout
         pause = BUSY_PAUSE_MIN
@@ -249,8 +257,20 @@ class SqliteStore:
                 world = translate(error, self.path)
                 if not isinstance(world, StoreBusy) or time.monotonic() >= give_up:
                     raise world from error
+                if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT and tx in (self._full, self._normal):
+                    self._renew(tx)
             time.sleep(pause)
             pause = min(pause * 1.5, BUSY_PAUSE_MAX)
+
+    def _renew(self, tx: SqliteTx) -> None:
+        """Somebody has kept a half-read cursor of ours: that connection sees the past, and no waiting helps."""
+        former, fresh = tx.connection, self._open("FULL" if tx is self._full else "NORMAL")
+        wait_for_nobody(fresh)
+        undo_in_memory(fresh)
+        self._former_changes += former.total_changes
+        tx.use(fresh)
+        tx.letters.sieve.begin()
+        let_go(former)  # the cursor says so to whoever asks it
 
     def _commit(self, tx: SqliteTx) -> None:
         assert not tx.hold, "statements were held and not run"
@@ -286,6 +306,7 @@ class SqliteStore:
         except IndexError:
             tx = SqliteTx(self._open("NORMAL", read_only=True))
         try:
+            read_plainly(tx.connection)
             tx.control("BEGIN -- redrive")
             yield tx
         except sqlite3.Error as error:
@@ -297,6 +318,8 @@ class SqliteStore:
         finally:
             if tx.connection.in_transaction:
                 tx.control(ROLLBACK)
+            if isinstance(tx.connection, Reader):
+                tx.connection.close_cursors()
             self._readers.append(tx)
 
     @property
@@ -355,7 +378,8 @@ class SqliteStore:
 
     def _changes(self) -> int:
         """How many rows this process has written."""
-        return self._full.connection.total_changes + self._normal.connection.total_changes
+        now = self._full.connection.total_changes + self._normal.connection.total_changes
+        return now + self._former_changes
 
     def _has_grown(self) -> bool:
         """Is it worth looking how long the WAL is? A small transaction writes about five pages per change."""
@@ -467,7 +491,7 @@ class SqliteStore:
         if self._watch is not None:
             connections.add(self._watch)
         for connection in connections:
-            connection.close()
+            let_go(connection)
 
 
 def _need_sync(tx: SqliteTx) -> None:
