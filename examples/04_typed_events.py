@@ -7,7 +7,7 @@ import msgspec
 import redrive
 from redrive import App, Event, Tx
 
-app = App("shop.db")
+app = App("sales.db")
 orders = app.log("orders")
 
 
@@ -38,7 +38,7 @@ class OrderPlacedLastYear(msgspec.Struct):
 
 
 if __name__ == "__main__":
-    last_year = App("shop.db")  # stands for the former version of this program
+    last_year = App("sales.db")  # stands for the former version of this program
     last_year.log("orders").append(OrderPlacedLastYear(euros=20), key="order-1")
     last_year.close()
 

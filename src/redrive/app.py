@@ -166,6 +166,8 @@ class App(Declarations):
                 raise UsageError(f"mirror {one.name!r}: only= names {missing[0]!r}, which this app does not have")
         check_subscriptions(self.runtime.settings, self.subscriptions)
         chosen = {name for name in self.subscriptions if (wanted is None or name in wanted) and name not in unwanted}
+        if wanted and not chosen:
+            raise UsageError("nothing is left to run: what is asked for is left out as well")
         fed = {self.subscriptions[name].source for name in chosen} - unwanted  # from a broker: somebody has to fetch it
         chosen |= {name for name in fed if name in self.subscriptions and self.subscriptions[name].kind == "intake"}
         return [

@@ -254,6 +254,12 @@ class Declarations:
         for mirror in mirrors:
             if not isinstance(mirror, Mirror):
                 raise UsageError(f"to= takes mirrors, such as mirrors.files('dead', name=…), not {mirror!r}")
+            for other in self.subscriptions.values():
+                there = None if other.mirror is None or other.name == mirror.name else other.mirror.place
+                if there is not None and there == mirror.place:
+                    raise UsageError(
+                        f"mirrors {other.name!r} and {mirror.name!r} write to the same place: give each its own"
+                    )
             self._declare(
                 Subscription(
                     mirror.name, "mirror", mirror.write, LETTERS, order="none", mirror=mirror, only=tuple(only)

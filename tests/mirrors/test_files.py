@@ -98,6 +98,15 @@ def test_a_mirror_to_nowhere_is_refused(tmp_path: Path) -> None:
         App(str(tmp_path / "shop.db")).mirror(to=[])
 
 
+def test_two_mirrors_do_not_share_a_folder(tmp_path: Path) -> None:
+    app, folder = App(str(tmp_path / "shop.db")), tmp_path / "dead"
+    app.mirror(to=mirrors.files(folder, name="dead-files"))
+    with pytest.raises(UsageError, match="'dead-files' and 'others' write to the same place"):
+        app.mirror(to=mirrors.files(tmp_path / "x" / ".." / "dead", name="others"))
+    app.mirror(to=mirrors.files(tmp_path / "others", name="others"))
+    assert set(app.subscriptions) == {"dead-files", "others"}
+
+
 def test_who_is_named_by_only_must_be_there(shops: Any, tmp_path: Path) -> None:
     shop = shops(mirrors.files(tmp_path, name="dead-files"), only=("chrage",))
     with pytest.raises(UsageError, match="'chrage'"):

@@ -84,6 +84,8 @@ def test_only_and_exclude_choose_subscriptions(real: App) -> None:
     assert seen == {"one": [1], "two": [1], "three": []}
     with pytest.raises(UsageError, match="there is no subscription 'four'"):
         real.run(until_idle=True, only=["four"])
+    with pytest.raises(UsageError, match="nothing is left to run"):
+        real.run(until_idle=True, only=["one"], exclude=["one"])
 
 
 def test_running_works_in_the_background_of_an_event_loop(real: App) -> None:

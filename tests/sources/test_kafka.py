@@ -198,15 +198,17 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shop: Shop, broker: B
         {"value": b"\xff", "key": "other"},
         {"value": "2", "key": "k"},
         {"value": "3", "key": "free"},
+        {"value": "4", "key": "long" * 150},
     )
     shop.run()
+    assert "cannot be one: the key has 600 bytes" in shop.letters[-1].error_message
     assert shop.given("said") == ["3"]  # k waits behind what could not be read
     letters = shop.letters
     assert [(one.reason, one.type, one.key) for one in letters[:3]] == [
         ("undecodable", "order.placed", "k"), ("undecodable", "redrive.refused", None),
         ("undecodable", "redrive.refused", "other"),
     ]  # fmt: skip
-    assert "its key (ff 00) is no text" in letters[1].error_message
+    assert "its key (ff 00) cannot be one: 'utf-8' codec" in letters[1].error_message
     assert all(f"{broker.topic}/0/{n} is no event" in one.error_message for n, one in enumerate(letters[:3]))
 
 
@@ -382,7 +384,9 @@ def test_a_topic_that_was_made_anew_halts_the_reading_until_it_is_called_another
     assert len(shop.given("id")) == 10
     assert shop.again(generation=2).run() == ""
     assert sorted(shop.given("id"))[10:] == broker.ids(name=f"{broker.topic}~2")
-    assert "generation=2 was read before" in shop.again().run()
+    said = shop.again().run()
+    assert "generation=2 was read before" in said
+    assert "declare Topic(…, generation=2) again, or 3 if" in said
 
 
 @on_one_store

@@ -131,5 +131,5 @@ def _readable(text: bytes | None) -> bytes:
 
 def _keyless(place: Place, key: bytes, value: bytes | None, error: Exception) -> NewEvent:
     shown = key[:SHOWN_BYTES_MAX].hex(" ") + (" …" if len(key) > SHOWN_BYTES_MAX else "")
-    why = f"the message at {place.id} is no event: its key ({shown}) is no text: {error}"
+    why = f"the message at {place.id} is no event: its key ({shown}) cannot be one: {error}"
     return refusal(UNDECODABLE, why, id=place.id, type=REFUSED, key=None, time_us=place.time_us, raw=value or b"")

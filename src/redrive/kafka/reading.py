@@ -217,7 +217,10 @@ class TopicReader(Reader):
         places = {partition: Place.of(text) for partition, text in positions.items()}
         newest, now = max((place.generation for place in places.values()), default=0), self.topic.generation
         if newest > now:
-            raise Halted(f"{self.topic.log}: generation={newest} was read before; {now} is what was there earlier")
+            raise Halted(
+                f"{self.topic.log}: generation={newest} was read before, {now} is what was there earlier; "
+                f"declare Topic(…, generation={newest}) again, or {newest + 1} if the topic was made anew once more"
+            )
         return {partition: place for partition, place in places.items() if place.generation == now}
 
     def _assign(self, partitions: Iterable[int], places: Mapping[int, Place]) -> None:

@@ -49,6 +49,11 @@ class LetterFiles(Mirror):
         self._day: date | None = None
         self._file: LineFile | None = None
 
+    @property
+    def place(self) -> object:
+        """Two would cut off each other's lines."""
+        return self.folder.resolve()
+
     def __repr__(self) -> str:
         return f"files({os.fspath(self.folder)!r}, name={self.name!r})"
 

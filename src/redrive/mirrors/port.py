@@ -24,6 +24,11 @@ class Mirror(ABC):
             raise UsageError("a mirror needs a name, which it keeps when its place changes: name='dead-files'")
         self.name = check_type(name)
 
+    @property
+    def place(self) -> object:
+        """Where it writes and no other mirror may; None: beside others, there is room for it."""
+        return None
+
     def resume(self) -> int | None:
         """Before the first `write` of an owner: the number up to which nothing is missing here; None: no idea."""
         return None

@@ -115,6 +115,11 @@ class LetterIndex(_RedisMirror):
         self.events, self.index, self._owner = f"{prefix}:events", f"{prefix}:index", f"{prefix}:owner"
         self._me = ""
 
+    @property
+    def place(self) -> object:
+        """Two would take it from each other for ever."""
+        return self.url, self.index
+
     def resume(self) -> int | None:
         """We are the owner from here on, and whoever was before writes no more; 0 if nobody ever was."""
         with self.asking():
