@@ -12,7 +12,7 @@ import pytest
 
 from redrive import StoreError
 from redrive.store.sqlite import SqliteStore
-from redrive.store.sqlite.connection import open_connection
+from redrive.store.sqlite.connection import let_go, open_connection
 
 FILES, OPENERS = 100, 4
 
@@ -23,10 +23,12 @@ def test_many_open_a_new_file_at_the_same_moment(tmp_path: Path) -> None:
 
     def open_it(path: Path) -> str:
         together.wait(30)
-        with closing(open_connection(str(path), synchronous="NORMAL", busy_timeout=10.0)) as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS seen (n)")
-            connection.commit()
-            return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+        connection = open_connection(str(path), synchronous="NORMAL", busy_timeout=10.0)
+        connection.execute("CREATE TABLE IF NOT EXISTS seen (n)")
+        connection.commit()
+        mode = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+        let_go(connection)
+        return mode
 
     with ThreadPoolExecutor(OPENERS) as pool:
         for number in range(FILES):
