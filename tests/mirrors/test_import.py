@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,16 +247,18 @@ def test_streams_and_indexes_are_brought_back_as_files_are(shops: Any, server: A
     assert [one.state for one in shop.harness.letters()] == ["applied"]
 
 
+def on_a_stream(url: str, given: list[Any], *to: Any) -> tuple[App, Harness]:
+    app = App("/nonexistent/x.db", name="shop")
+    app.projection(Stream(url, "orders", partitions=1), name="charge")(lambda event, tx: given.append(event.data))
+    if to:
+        app.mirror(to=to)
+    return app, Harness(app)
+
+
 def test_what_was_no_event_when_it_came_is_told_and_its_bytes_are_in_the_mirror(
     server: Any, valkey_url: str, tmp_path: Path
 ) -> None:
-    def make(*to: Any) -> tuple[App, Harness]:
-        app = App("/nonexistent/x.db", name="shop")
-        app.projection(Stream(valkey_url, "orders", partitions=1), name="charge")(lambda event, tx: None)
-        if to:
-            app.mirror(to=to)
-        return app, Harness(app)
-
+    make = partial(on_a_stream, valkey_url, [])
     server.xadd("orders", {"data": "{broken"})
     with make(mirrors.files(tmp_path, name="dead-files"))[1] as harness:
         harness.run_until_idle()
@@ -276,14 +279,7 @@ def test_an_edit_of_what_was_no_event_is_taken_over_once_the_broker_gave_it_agai
 ) -> None:
     given: list[Any] = []
 
-    def make(*to: Any) -> tuple[App, Harness]:
-        app = App("/nonexistent/x.db", name="shop")
-        stream = Stream(valkey_url, "orders", partitions=1)
-        app.projection(stream, name="charge")(lambda event, tx: given.append(event.data))
-        if to:
-            app.mirror(to=to)
-        return app, Harness(app)
-
+    make = partial(on_a_stream, valkey_url, given)
     server.xadd("orders", {"data": "{broken"})
     app, harness = make(mirrors.files(tmp_path, name="dead-files"))
     with harness:
@@ -302,13 +298,7 @@ def test_an_edit_of_what_was_no_event_is_taken_over_once_the_broker_gave_it_agai
 def test_what_was_no_event_is_told_also_if_it_waited_behind_another(
     server: Any, valkey_url: str, tmp_path: Path
 ) -> None:
-    def make(*to: Any) -> tuple[App, Harness]:
-        app = App("/nonexistent/x.db", name="shop")
-        app.projection(Stream(valkey_url, "orders", partitions=1), name="charge")(lambda event, tx: None)
-        if to:
-            app.mirror(to=to)
-        return app, Harness(app)
-
+    make = partial(on_a_stream, valkey_url, [])
     for _ in range(2):
         server.xadd("orders", {"key": "ada", "data": "{broken"})
     with make(mirrors.files(tmp_path, name="dead-files"))[1] as harness:
