@@ -86,6 +86,8 @@ class Subscription:
 
     def blamed(self, outcome: Outcome | None) -> str | None:
         """The dependency, if a failure is its fault rather than the event's or the code's."""
+        if self.dependency is None:
+            return None
         match outcome:
             case Blocked():
                 return self.dependency

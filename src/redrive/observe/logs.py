@@ -1,6 +1,6 @@
 """Signals as log lines on the stdlib logger `redrive`: one line per fact, JSON or text, never a payload.
 
-Events that failed alike in one transaction are one fact: their line names the first and says how many.
+Events that failed alike and are told of together are one fact: their line names the first and says how many.
 """
 
 from __future__ import annotations

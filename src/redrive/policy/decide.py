@@ -64,9 +64,13 @@ def decide(
     `replay` means: this one attempt and then dead again, whatever the rules would allow. `shut_for`: what failed has
     left the breaker of its key open for so many seconds. There the breaker says when to come back, and pays for it.
     """
-    if isinstance(outcome, out.Applied):  # nearly always, so it is asked before anything else is made
+    return decided(outcome, Call(attempt, policy, now, dice, event_type, replay, letterlike, shut_for))
+
+
+def decided(outcome: Outcome, call: Call) -> Action:
+    """The same for circumstances that are one value already: a burst of failures asks for many decisions."""
+    if isinstance(outcome, out.Applied):
         return act.COMMIT
-    call = Call(attempt, policy, now, dice, event_type, replay, letterlike, shut_for)
     if isinstance(outcome, out.Failed):  # of what remains, nearly always
         return _after_error(outcome.error, outcome.failure, call)
     match outcome:
@@ -80,18 +84,18 @@ def decide(
             return _bury(act.BAD_KEY, failure, call)
         case out.Postponed(failure, after):
             return _try_again(_rule_for_type(call), failure, call, after)
-        case out.Conflicted(_, _, reruns) if reruns < policy.conflicts.times:
-            return act.Rerun(policy.conflicts.delay(reruns))
+        case out.Conflicted(_, _, reruns) if reruns < call.policy.conflicts.times:
+            return act.Rerun(call.policy.conflicts.delay(reruns))
         case out.Conflicted(error, failure):
             return _after_error(error, failure, call)
-        case out.Crashed(charges) if charges < policy.crash_charges_max:
+        case out.Crashed(charges) if charges < call.policy.crash_charges_max:
             return act.Rerun(0.0)
         case out.Crashed(charges):
             return _bury(act.CRASHED_WORKER, _died(charges), call)
         case out.Blocked(reason, failure):
             return _bury(reason, failure, call)
         case out.Held(reason, seconds):
-            return act.Park(now + seconds, seconds, NO_FAILURE, reason, spent=False)
+            return act.Park(call.now + seconds, seconds, NO_FAILURE, reason, spent=False)
         case out.Stopped():
             return act.DEFER
         case out.StoreDown(error):
@@ -104,7 +108,7 @@ def _after_error(error: BaseException, failure: Failure, call: Call) -> Action:
     for rule in call.policy.retry:
         if not rule.covers(call.event_type):
             continue
-        if rule.forbids(error):  # asked before `allows`: never beats on
+        if rule.never and rule.forbids(error):  # asked before `allows`: never beats on
             break
         if rule.allows(error):
             return _try_again(rule, failure, call)

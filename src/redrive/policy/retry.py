@@ -54,10 +54,12 @@ class Retry:
 
     def delay(self, attempt: int, dice: float) -> float:
         """Seconds to wait after attempt number `attempt` failed; `dice` in 0..1 spreads the herd."""
+        if not self.wait:
+            return 0.0
         try:
             grown = self.wait * self.factor ** (attempt - 1)
         except OverflowError:  # 2.0 ** 1024 has no float; wait_max was passed long before
-            grown = self.wait_max if self.wait else 0.0
+            grown = self.wait_max
         spread = 1.0 + self.jitter * (2.0 * dice - 1.0)
         return max(0.0, min(min(grown, self.wait_max) * spread, self.wait_max))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import linecache
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import PurePath
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
+from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Protocol
 
 from redrive.context import Ctx, Effects, Escalate, Tx
@@ -32,13 +32,14 @@ from redrive.types import EventTypes
 
 TEXT_MAX = 8192  # bytes of an error's text that a letter keeps; an exception may hold 100 MB
 FRAMES_MAX = 50
+TRAILS_MAX = 64  # ways by which errors came that are worth remembering
 REMEMBERED_MAX = 200  # characters of a message worth remembering until the next attempt
 CAUSES_MAX = 4  # a chain of causes longer than this is a loop
 
-_OURS = globals()
 _SPECIAL = (Verdict, EventError, SystemExit, KeyboardInterrupt)  # nearly all errors are none of these
 
 IsTheWorld = Callable[[BaseException], bool]
+Begin = Callable[[int], bool]  # before a stride, told how many went well before it; False: there is to be none
 
 
 def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
@@ -92,18 +93,40 @@ def _storable(text: str, limit: int) -> str:
 
 
 Places = tuple[tuple[str, str, int, str], ...]
+Trail = tuple[int, ...]
+
+_known_trails: dict[Trail, tuple[Places, list[CodeType]]] = {}  # with what its numbers are of, lest they mean another
 
 
 def _places(tb: TracebackType | None) -> Places:
-    """File, function, line and module of the user's frames, innermost last; ours would help nobody."""
+    """File, function, line and module of the user's frames, innermost last; ours would help nobody.
+
+    The same bug comes along the same way, many times: what tells that is cheaper to ask for than names and lines.
+    """
+    codes, steps, at = [], [], tb
+    while at is not None:
+        codes.append(at.tb_frame.f_code)
+        steps.append(at.tb_lasti)
+        at = at.tb_next
+    trail = (*map(id, codes), *steps)
+    known = _known_trails.get(trail)
+    if known is not None:
+        return known[0]
+    places = _find_places(tb)
+    if len(codes) <= FRAMES_MAX:
+        if len(_known_trails) >= TRAILS_MAX:
+            _known_trails.clear()
+        _known_trails[trail] = places, codes
+    return places
+
+
+def _find_places(tb: TracebackType | None) -> Places:
     places = []
     while tb is not None:
         frame = tb.tb_frame
-        if frame.f_globals is not _OURS:  # nearly always the outermost is a function of this module
-            module = frame.f_globals.get("__name__", "?")
-            if not (isinstance(module, str) and module.startswith("redrive.")):
-                code = frame.f_code
-                places.append((code.co_filename, code.co_name, tb.tb_lineno, str(module)))
+        module, code = frame.f_globals.get("__name__", "?"), frame.f_code
+        if not (isinstance(module, str) and module.startswith("redrive.")):
+            places.append((code.co_filename, code.co_name, tb.tb_lineno, str(module)))
         tb = tb.tb_next
     return tuple(places[-FRAMES_MAX:])
 
@@ -209,55 +232,59 @@ def attempt_effects(ctx: Ctx) -> tuple[Effects | None, BaseException | None]:
 
 
 def attempt_each(
-    function: Callable[..., Any], events: Sequence[Event[Any]], tx: Tx, stride: int, begin: Callable[[int], bool]
+    function: Callable[..., Any], events: Sequence[Event[Any]], which: range, tx: Tx, stride: int, begin: Begin
 ) -> tuple[int, BaseException | None]:
     """Call a projection for one event after the other: how many it took, and what ended it early."""
-    done = 0
-    for start in range(0, len(events), stride):
-        if not begin(done):
-            break
+    for part in _strides(which, stride):
+        if not begin(part.start - which.start):
+            return part.start - which.start, None
+        at = part.start
         try:
-            for event in events[start : start + stride]:
-                tx.event = event
+            for at in part:
+                tx.event = event = events[at]
                 function(event, tx)
-                done += 1
         except Escalate:
             raise
         except BaseException as error:
-            return done, error
-    return done, None
+            return at - which.start, error
+    return len(which), None
 
 
 def attempt_rows(
     function: Callable[..., Any],
     rows: Sequence[Row],
+    which: range,
     types: EventTypes,
     tx: Tx,
     late: Callable[[], bool],
     stride: int,
-    begin: Callable[[int], bool],
+    begin: Begin,
 ) -> tuple[int, BaseException | None]:
     """Call a projection for one row after the other, until it raises or it is late: how many, and what it raised.
 
     `begin` is called before each stride, and may end it.
     """
-    done = 0
     event: Event[Any]
-    for start in range(0, len(rows), stride):
-        if not begin(done):
-            break
+    for part in _strides(which, stride):
+        if not begin(part.start - which.start):
+            return part.start - which.start, None
+        at = part.start
         try:
-            for row in rows[start : start + stride]:
-                tx.event = event = Event(*row, types)  # type: ignore[call-arg]  # from_row, without the call
+            for at in part:
+                tx.event = event = Event(*rows[at], types)  # type: ignore[call-arg]  # from_row, without the call
                 function(event, tx)
-                done += 1
-                if not done & 15 and late():
-                    return done, None
+                if at & 15 == 15 and late():
+                    return at + 1 - which.start, None
         except Escalate:
             raise
         except BaseException as error:
-            return done, error
-    return done, None
+            return at - which.start, error
+    return len(which), None
+
+
+def _strides(which: range, stride: int) -> Iterator[range]:
+    """Numbers, not slices: where one of a thousand has failed, the rest would be copied for each that fails."""
+    return (which[at : at + stride] for at in range(0, len(which), stride))
 
 
 class Attempted(Protocol):

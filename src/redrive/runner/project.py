@@ -469,8 +469,7 @@ class Projector:
         untold, self.untold = self.untold, []
         if untold:
             self.duty.engine.store.sync()
-        for settling in untold:
-            tell(settling)
+            tell(*untold)
 
 
 def _never() -> bool:

@@ -17,7 +17,7 @@ from redrive.observe import signals as sig
 from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.action import Action
-from redrive.policy.decide import decide
+from redrive.policy.decide import Call, decided
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import NO_FAILURE, Failure, Outcome
 from redrive.policy.progress import NO_FLOOR, Plan
@@ -61,18 +61,10 @@ def decision(duty: Duty, work: Work, shut_for: float | None = None) -> Action:
         return act.COMMIT
     event = work.event
     assert event is not None
-    policy = duty.subscription.policy
-    return decide(
-        work.outcome,
-        attempt=work.attempt,
-        policy=policy,
-        now=env.clock.now(),
-        dice=env.dice.random(),
-        event_type=event.type,
-        replay=bool(work.head and work.head.replaying),
-        letterlike=Candidate(duty.subscription.name, event) if policy.letters else None,
-        shut_for=shut_for,
-    )
+    policy, replay = duty.subscription.policy, work.head is not None and bool(work.head.replaying)
+    letter = Candidate(duty.subscription.name, event) if policy.letters else None
+    now, dice = env.clock.now(), env.dice.random()
+    return decided(work.outcome, Call(work.attempt, policy, now, dice, event.type, replay, letter, shut_for))
 
 
 class Settling:
@@ -200,15 +192,17 @@ class Settling:
             if isinstance(tried.outcome, out.Failed):
                 self.failed.append((work.event, tried.outcome.error))
         state, change, failure = _fate(action)
-        change["dependency"] = self.duty.subscription.blamed(last)
-        return NewLetter(_held(work), work.lane, state, failure=failure, attempts=attempt, **change)
+        reason, due_at, delay = change["reason"], change.get("due_at", 0.0), change.get("delay", 0.0)
+        resolved_by, blamed = change.get("resolved_by"), self.duty.subscription.blamed(last)
+        # By place, not by name: a burst of failures makes many, and it takes a third of the time.
+        return NewLetter(_held(work), work.lane, state, reason, failure, attempt, due_at, delay, resolved_by, blamed)
 
     def _become_letter(self, work: Work) -> Head:
         """Attempts at intake failed, the next one ended it: it was a letter for that moment, and is kept as one."""
         last = work.earlier[-1]
         letter = self._letter_of(work, last.attempt, last.action, last.outcome)
         self._new.append(_New(letter, work, None, is_head=False))
-        work.head = self._write_new()[-1]
+        work.head = self._head_of(letter, self._write_new()[-1])
         return work.head
 
     def _hold(self, new: _New) -> None:
@@ -218,16 +212,11 @@ class Settling:
         if not self._gathers:
             self._write_new()
 
-    def _write_new(self) -> list[Head]:
-        """The letters that are still to be written, their histories, and what is to be told of them."""
-        new, self._new, heads = self._new, [], []
+    def _write_new(self) -> list[int]:
+        """The letters that are still to be written, their histories, and what is to be told of them; their numbers."""
+        new, self._new = self._new, []
         numbers = self.tx.letters.add(self.duty.id, [one.letter for one in new], self.now)
         for number, (letter, work, action, is_head) in zip(numbers, new, strict=True):
-            edits, attempts = self._edits(work.position), letter.attempts
-            head = Head(
-                work.position, number, letter.state, letter.due_at, self.now, letter.delay, 0, attempts, 0, edits
-            )
-            heads.append(head)
             for tried in work.earlier:
                 self._history(number, tried.attempt, act.FAILING, tried.action.failure)
                 self._tell(number, work, tried.attempt, tried.action, tried.action.failure)
@@ -236,8 +225,13 @@ class Settling:
             elif action is not None:
                 self._learn_failure(number, work, action)
             if is_head:
-                self._puts.append(_Put(work.lane, head, 1, number))
-        return heads
+                waits = letter.lane is not None or letter.state == "retrying"
+                self._puts.append(_Put(letter.lane, self._head_of(letter, number) if waits else None, 1, number))
+        return numbers
+
+    def _head_of(self, letter: NewLetter, number: int) -> Head:
+        position, due_at, edits = letter.event[0], letter.due_at, self._edits(letter.event[0])
+        return Head(position, number, letter.state, due_at, self.now, letter.delay, 0, letter.attempts, 0, edits)
 
     def _write_gathered(self) -> None:
         """A statement for many letters. An operator was faster with one of them? Then each by itself, to see which."""
@@ -436,31 +430,30 @@ class Settling:
         self.tx.letters.log_attempts(attempts, self.now, self.duty.engine.worker)
 
     def _tell(self, letter: int, work: Work, attempt: int, action: Action, failure: Failure) -> None:
-        event = work.event
+        event, name = work.event, self.duty.subscription.name
         assert event is not None
-        name = self.duty.subscription.name
-        error = (failure.error_type, failure.message, failure.fingerprint)
-        common = (name, event.id, event.type, event.position, letter, attempt, *error)
-        match action:
-            case act.Park(delay=delay):
-                self.signals.append(sig.Retried(*common, delay))
-            case act.Bury(reason=reason, broken_rule=broken):
-                self.buried += 1
-                self.signals.append(sig.Buried(*common, reason))
-                if broken:
-                    self.signals.append(sig.RuleBroken(name, broken))
-            case act.Discard(rule=rule, reason=reason):
-                details = {"event": event.id, "position": event.position, "reason": reason, "rule": rule}
-                self.tx.books.audit(self.now, "rule", "discard", name, f"letter {letter}", rule, details)
-                self.signals.append(sig.Discarded(*common, rule))
+        kind, message, cause = failure.error_type, failure.message, failure.fingerprint
+        common = name, event.id, event.type, event.position, letter, attempt, kind, message, cause
+        if isinstance(action, act.Park):
+            self.signals.append(sig.Retried(*common, action.delay))
+        elif isinstance(action, act.Bury):
+            self.buried += 1
+            self.signals.append(sig.Buried(*common, action.reason))
+            if action.broken_rule:
+                self.signals.append(sig.RuleBroken(name, action.broken_rule))
+        elif isinstance(action, act.Discard):
+            details = {"event": event.id, "position": event.position, "reason": action.reason, "rule": action.rule}
+            self.tx.books.audit(self.now, "rule", "discard", name, f"letter {letter}", action.rule, details)
+            self.signals.append(sig.Discarded(*common, action.rule))
 
 
-def tell(settling: Settling) -> None:
-    """Listeners hear of what was committed; of a dead letter only when it survives a power cut."""
-    signals, hook = settling.duty.engine.signals, settling.duty.subscription.on_error
-    signals.tell(settling.signals)
+def tell(*settlings: Settling) -> None:
+    """Listeners hear of what one duty committed; of a dead letter only when it survives a power cut."""
+    duty = settlings[0].duty
+    signals, hook = duty.engine.signals, duty.subscription.on_error
+    signals.tell([signal for settling in settlings for signal in settling.signals])
     if hook is not None:
-        for event, error in settling.failed:
+        for event, error in (failed for settling in settlings for failed in settling.failed):
             signals.call(hook, event, error)
 
 

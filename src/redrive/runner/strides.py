@@ -8,10 +8,11 @@ single call, a failure costs nothing of the kind, and what follows goes on befor
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isqrt
 from typing import Any, Generic, Protocol, TypeVar
 
+from redrive.runner.call import Begin
 from redrive.store.port import Function, StoreTx
 
 T = TypeVar("T")
@@ -68,19 +69,13 @@ class Pace:
         self.be_wary()
 
 
-Begin = Callable[[int], bool]
-
-
 class Calls(Protocol[T_contra]):
     """Calls of a function for one thing after the other, and who hears how they end."""
 
     def run(
-        self, function: Function, things: Sequence[T_contra], stride: int, begin: Begin
+        self, function: Function, things: Sequence[T_contra], which: range, stride: int, begin: Begin
     ) -> tuple[int, BaseException | None, bool]:
-        """How many went well, what the next one raised, and whether nothing is left of that call.
-
-        `begin` is called before each stride, and told how many went well before it; False: there is to be none.
-        """
+        """How many of `which` went well, what the next one raised, and whether nothing is left of that call."""
         ...
 
     def look(self, error: BaseException) -> None:
@@ -182,8 +177,8 @@ class _Section(Generic[T]):
         """Until one fails that cannot be taken back, or must not be passed, or it is late."""
         calls, things, goes_on = self._calls, self._things, True
         while goes_on and self.ran < len(things) and not (self.ran and calls.is_late()):
-            rest = things[self.ran :] if self.ran else things
-            good, error, undone = calls.run(self._callee, rest, stride, self._begin)
+            which = range(self.ran, len(things))
+            good, error, undone = calls.run(self._callee, things, which, stride, self._begin)
             self.ran += good
             self.is_clean = self.is_clean and error is None
             if error is not None and not undone:
@@ -230,7 +225,7 @@ def _again(
 ) -> tuple[int, BaseException | None]:
     """Those before the one that failed again; then that one, if what it `found` is not known, waiting for answers."""
     while before:  # what succeeded once may fail the second time
-        good, error, _ = calls.run(tx.pipelined(function), before, len(before), _go)
+        good, error, _ = calls.run(tx.pipelined(function), before, range(len(before)), len(before), _go)
         culprit = tx.answers()
         if culprit is None and error is None:
             break
@@ -244,7 +239,7 @@ def _again(
     if found is not None:
         return len(before), found
     tx.savepoint()
-    good, found, _ = calls.run(tx.checked(function), suspect, 1, _go)
+    good, found, _ = calls.run(tx.checked(function), suspect, range(1), 1, _go)
     if found is not None:
         calls.look(found)
         tx.undo()

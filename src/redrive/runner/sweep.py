@@ -6,7 +6,9 @@ The fates are decided here and written by whoever swept, when it is known that e
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from redrive.context import Tx
@@ -15,14 +17,15 @@ from redrive.policy import action as act
 from redrive.policy.action import Action
 from redrive.runner.at_once import try_at_once
 from redrive.runner.batch import Batch
-from redrive.runner.call import attempt_each, attempt_rows, is_plain
+from redrive.runner.call import Begin, attempt_each, attempt_rows, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.duty import Work
-from redrive.runner.strides import Begin
 from redrive.store.port import Function, Holding, StoreTx
 from redrive.store.sql import Row
 
 T = TypeVar("T")
+
+_POSITION = itemgetter(0)
 
 
 class Sweep(Generic[T]):
@@ -72,18 +75,18 @@ class Rows(Sweep[Row]):
         self._puts_aside = caller.duty.subscription.order == "none" and not tx.sql.is_far
 
     def run(
-        self, function: Function, rows: Sequence[Row], stride: int, begin: Begin
+        self, function: Function, rows: Sequence[Row], which: range, stride: int, begin: Begin
     ) -> tuple[int, BaseException | None, bool]:
         """Call for each row."""
         found = None
-        if known := [at for at in self._batch.failed if rows[0][0] <= at <= rows[-1][0]]:
+        if known := [at for at in self._batch.failed if rows[which[0]][0] <= at <= rows[which[-1]][0]]:
             first = min(known)  # this attempt was made, and counts
             found = self._batch.failed[first]
-            rows = [row for row in rows if row[0] < first]
+            which = range(which.start, bisect_left(rows, first, key=_POSITION))
         self._caller.begin()
         types = self._caller.duty.engine.types
-        good, error = attempt_rows(function, rows, types, self._user, self._ends, stride, begin)
-        if error is None and good == len(rows) and found is not None:
+        good, error = attempt_rows(function, rows, which, types, self._user, self._ends, stride, begin)
+        if error is None and good == len(which) and found is not None:
             return good, found, True
         return good, error, error is not None and self._tx.takes_back(error)
 
@@ -147,15 +150,15 @@ class Events(Sweep[Event[Any]]):
     _again = False
 
     def run(
-        self, function: Function, events: Sequence[Event[Any]], stride: int, begin: Begin
+        self, function: Function, events: Sequence[Event[Any]], which: range, stride: int, begin: Begin
     ) -> tuple[int, BaseException | None, bool]:
         """Call for each event."""
         if self._again:
-            for event in events:  # the function must not see its own changes
-                event.forget()
+            for at in which:  # the function must not see its own changes
+                events[at].forget()
         self._again = True
         self._caller.begin()
-        good, error = attempt_each(function, events, self._user, stride, begin)
+        good, error = attempt_each(function, events, which, self._user, stride, begin)
         return good, error, error is not None and self._tx.takes_back(error)
 
     def _work(self, event: Event[Any]) -> Work:

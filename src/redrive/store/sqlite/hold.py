@@ -297,13 +297,15 @@ def _room(mine: int) -> int:
 def _is_same(one: Held, other: Held) -> bool:
     """The same statement for the same values, of the same types: 1, 1.0 and True are equal, and not the same."""
     values, others = one.parameters, other.parameters
-    return one.sql == other.sql and values == others and _types(values) == _types(others)
+    if one.sql != other.sql or type(values) is not type(others) or values != others:
+        return False
+    if type(values) is dict:  # names, in their order, and values
+        return _types(values) == _types(others) and _types(values.values()) == _types(others.values())
+    return _types(values) == _types(others)
 
 
-def _types(parameters: Any) -> list[type]:
-    """Of values, and of the names that some have, in their order."""
-    kinds = [type(parameters), *map(type, parameters)]
-    return kinds if type(parameters) is not dict else [*kinds, *map(type, parameters.values())]
+def _types(values: Iterable[Any]) -> list[type]:
+    return [*map(type, values)]
 
 
 @lru_cache(256)
