@@ -358,6 +358,31 @@ def test_who_stops_does_not_wait_for_the_server(valkey_url: str, server: Any, wa
     reader.close()
 
 
+def test_who_waits_on_a_line_that_is_cut_goes_on_with_another(valkey_url: str, server: Any) -> None:
+    reader = Stream(valkey_url, "orders", partitions=1).open("shop.orders")
+
+    def waits() -> int:
+        """The connection that waits, as soon as one does."""
+        while not (blocked := [int(client["id"]) for client in server.client_list() if client["flags"] == "b"]):
+            assert not waiting.done()
+        return blocked[0]
+
+    with ThreadPoolExecutor(1) as other:
+        ids = say(server, 1)
+        at = {0: next(iter(reader.read({}, 10, 0.0))).position}
+        waiting = other.submit(reader.read, at, 10, 20.0)
+        server.client_kill_filter(_id=(first := waits()))
+        assert list(waiting.result()) == []
+        ids += say(server, 1)
+        (found,) = reader.read(at, 10, 20.0)
+        assert found.event.id == f"orders:{ids[-1]}"
+        waiting = other.submit(reader.read, {0: found.position}, 10, 20.0)
+        assert waits() != first
+        reader.hurry()  # knows the other one, too: else this would take as long as it may wait
+        assert list(waiting.result(timeout=15.0)) == []
+    reader.close()
+
+
 @WAYS
 def test_an_id_counts_once_as_long_as_its_event_is_kept(shops: Any, server: Any, way: dict[str, Any]) -> None:
     shop = shops(**way)

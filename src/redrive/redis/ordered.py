@@ -64,8 +64,8 @@ class OrderedReader(StreamReader):
 
     def _wait(self, places: list[Place], limit: int, wait: float) -> list[Message | Plain]:
         """What comes next, as soon as it comes. What was lost meanwhile is missed at the next look: it is counted."""
-        ids: dict[Any, Any] = {name: place.id for name, place in zip(self._names, places, strict=True)}
-        found = by_name(self.server.xread(ids, count=limit, block=self.block(wait)))
+        ids, block = [place.id for place in places], self.block(wait)
+        found = by_name(self.wait_for("XREAD", "COUNT", limit, "BLOCK", block, "STREAMS", *self._names, *ids))
         messages: list[Message | Plain] = []
         for number, (name, place) in enumerate(zip(self._names, places, strict=True)):
             messages += self._number(number, found.get(name.encode(), []), place)

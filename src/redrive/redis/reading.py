@@ -51,6 +51,23 @@ class StreamReader(Reader):
                 self._connection = self.server.client_id()
         return max(1, round(wait * 1000))
 
+    def wait_for(self, *command: Any) -> Any:
+        """The answer to a command, as it comes; None: the line was cut meanwhile, and there is another now.
+
+        The client would look at an answer for longer than a message takes to come.
+        """
+        pool = self.server.connection_pool
+        line = pool.get_connection()
+        try:
+            line.send_command(*command)  # type: ignore[no-untyped-call]
+            return line.read_response()
+        except (redis.ConnectionError, redis.TimeoutError):
+            self._connection = None  # the next one has another number
+        finally:
+            pool.release(line)
+        self.server.ping()
+        return None
+
     @contextmanager
     def asking(self) -> Iterator[None]:
         """Whatever is wrong with the server or the way to it is told in our words."""
