@@ -39,7 +39,7 @@ class Commit:
     """Apply the effects and move the progress."""
 
 
-class Park(Struct, frozen=True):
+class Park(Struct, frozen=True, gc=False):
     """Make it a retrying letter. The delay is kept beside the due time so that a clock set back can be repaired."""
 
     due_at: float
@@ -49,7 +49,7 @@ class Park(Struct, frozen=True):
     spent: bool = True  # did it cost an attempt? Not if it was not called, or if its key's breaker takes the blame
 
 
-class Bury(Struct, frozen=True):
+class Bury(Struct, frozen=True, gc=False):
     """Make it a dead letter."""
 
     reason: str

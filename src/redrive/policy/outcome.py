@@ -14,7 +14,7 @@ from msgspec import Struct
 from redrive.policy.classify import blames_a_dependency
 
 
-class Failure(Struct, frozen=True):
+class Failure(Struct, frozen=True, gc=False):
     """An error as it is written into a letter: text only, cut to size, safe to store and to show."""
 
     error_type: str

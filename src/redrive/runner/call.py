@@ -45,7 +45,8 @@ Begin = Callable[[int], bool]  # before a stride, told how many went well before
 def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
     """An exception as text, built defensively: `__str__` may raise, lie or be endless."""
     cls, message, places = type(error), _text(error, limit), _places(error.__traceback__)
-    if _cause(error) is None and len(message) <= REMEMBERED_MAX:
+    is_first = (error.__context__ is None and error.__cause__ is None) or _cause(error) is None
+    if is_first and len(message) <= REMEMBERED_MAX:
         return _described(cls.__module__, cls.__qualname__, message, places, limit)
     return _describe(cls.__module__, cls.__qualname__, message, places, limit, _causes(error, limit))
 
@@ -79,15 +80,16 @@ def _module(name: str) -> str:
 
 def _text(error: BaseException, limit: int) -> str:
     try:
-        return _storable(str(error), limit)
+        text = str(error)
+        if len(text) <= limit and text.isascii() and "\0" not in text:  # as nearly always
+            return text
+        return _storable(text, limit)
     except Exception as broken:
         return f"<its __str__ raised {type(broken).__name__}>"
 
 
 def _storable(text: str, limit: int) -> str:
     """Cut to a number of bytes of valid UTF-8, without NULs."""
-    if len(text) <= limit and text.isascii() and "\0" not in text:
-        return text
     raw = text[:limit].encode("utf-8", "backslashreplace")[:limit]
     return raw.decode("utf-8", "ignore").replace("\0", "\\0")
 

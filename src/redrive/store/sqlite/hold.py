@@ -104,8 +104,7 @@ class Hold:
 
     def forget(self) -> None:
         """There are no more such calls, or the transaction is rolled back."""
-        self.drop()
-        self._user, self._room, self._has_failed, self._is_trial = _NOBODY, 0, False, False
+        self._held, self._user, self._room, self._has_failed, self._is_trial = [], _NOBODY, 0, False, False
         self._puts_off = self._put_off = self._ran_for = None
 
     # ------------------------------------------------------------ what a function is handed
@@ -241,7 +240,9 @@ class Hold:
             self._connection.execute("ROLLBACK TO redrive_call")
             self._connection.execute("RELEASE redrive_call")
         self.forget()
-        return not (has_run or has_failed) and len(mine) == len(asked) and all(map(_is_same, mine, asked))
+        if has_run or has_failed or len(mine) != len(asked):
+            return False
+        return all(map(_is_same, mine, asked))
 
     def answers(self) -> int | None:
         """Run what is held. Some call, if a statement has failed; what is no call's fault is raised."""
