@@ -13,6 +13,8 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from redrive.clock import Env
 from redrive.context import Tx
 from redrive.declare import Declarations
@@ -252,7 +254,7 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
     """What redrive.toml and the environment say beats the code."""
-    policy = replace(subscription.policy, crash_charges_max=settings.crash_charges_max)
+    policy = structs.replace(subscription.policy, crash_charges_max=settings.crash_charges_max)
     found = settings.subscriptions.get(subscription.name)
     if found is None:
         return replace(subscription, policy=policy)
@@ -265,7 +267,7 @@ def _overridden(subscription: Subscription, settings: Settings) -> Subscription:
         raise UsageError(f"settings: `subscriptions.{subscription.name}.concurrency`: total order runs one at a time")
     given = found.retry.given()
     letters = overruled_letters(policy.letters, found.letters, f"settings: `subscriptions.{subscription.name}.letters")
-    policy = replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry), letters=letters)
+    policy = structs.replace(policy, retry=tuple(tuned(rule, **given) for rule in policy.retry), letters=letters)
     where = f"settings: `subscriptions.{subscription.name}.replay`"
     has_breaker = subscription.breaker is not None and subscription.breaker.per is None
     return replace(

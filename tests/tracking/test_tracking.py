@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import force_setattr
 from switching import Switched, spool_files, wait_until
 
 from redrive import App, EventError, StoreError, UsageError, quiet, strict
@@ -185,7 +186,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(app: App, switch: Swit
     wait_until(lambda: switch.held)
     (lost,) = switch.held
     done = lost.done
-    object.__setattr__(lost, "done", lambda rows, error: done(None, StoreError("no answer")))
+    force_setattr(lost, "done", lambda rows, error: done(None, StoreError("no answer")))
     switch.let_go()
     assert orders.flush(30) or orders.flush(30)
     assert [event.data for event in orders.read_key("a")] == [0]

@@ -7,8 +7,6 @@ rule that asked for it, so that it can be counted and audited.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec import Struct
 
 from redrive.policy.outcome import Failure
@@ -34,8 +32,7 @@ REASONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """Apply the effects and move the progress."""
 
 
@@ -57,15 +54,13 @@ class Bury(Struct, frozen=True, gc=False):
     broken_rule: str = ""  # a keep or discard rule that could not answer, so the letter was kept; worth a signal
 
 
-@dataclass(frozen=True, slots=True)
-class Ignore:
+class Ignore(Struct, frozen=True):
     """Move the progress, drop the effects, count it as ignored."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(Struct, frozen=True):
     """It would have been buried for `reason`, but `rule` says that nobody wants such letters."""
 
     reason: str
@@ -73,20 +68,17 @@ class Discard:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Rerun:
+class Rerun(Struct, frozen=True):
     """Roll back, wait, and call again on fresh state; no attempt is spent."""
 
     wait: float
 
 
-@dataclass(frozen=True, slots=True)
-class Defer:
+class Defer(Struct, frozen=True):
     """Write nothing: the attempt is given back and the event runs again some other time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
+class Halt(Struct, frozen=True):
     """Write nothing and stop this subscription until the store can be written again."""
 
     reason: str

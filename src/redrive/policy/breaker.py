@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from redrive.errors import UsageError
 from redrive.policy.classify import blames_a_dependency, leaves
@@ -73,8 +74,7 @@ WhenOpen = Literal["pause", "bury"]
 Per = Literal["key"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """What a program says about a breaker; made by `breaker()`, which checks it."""
 
     name: str | None = None  # None: the subscription's own

@@ -7,10 +7,9 @@ stop, a store that is down, a conflict that a re-run can cure).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import assert_never
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from redrive.policy import action as act
 from redrive.policy import outcome as out
@@ -21,8 +20,7 @@ from redrive.policy.retry import Conflicts, Retry
 from redrive.policy.rules import Candidate, Drop, Rules
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """All that a subscription says about failure."""
 
     retry: tuple[Retry, ...] = (Retry(),)

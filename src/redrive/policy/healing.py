@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from redrive.errors import UsageError
 from redrive.policy.action import ATTEMPTS_EXHAUSTED, BREAKER_OPEN, RETRY_LIMITED
@@ -31,8 +33,7 @@ RATE_START = 1.0  # replays a second
 DOUBLES_AFTER = 10  # replays that went well
 
 
-@dataclass(frozen=True, slots=True)
-class AutoReplay:
+class AutoReplay(Struct, frozen=True):
     """What a program says about automatic replay; made by `auto_replay()`, which checks it."""
 
     cron: str | None = None

@@ -8,14 +8,14 @@ and the questions below may be answered generously.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from redrive.policy.machine import step
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """The ownership columns of a subscription's row."""
 
     owner: str | None  # None: released, free for anybody

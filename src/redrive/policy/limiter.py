@@ -8,8 +8,9 @@ the next; nothing here waits. A clock that was set back never costs more than th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from redrive.errors import UsageError
 from redrive.units import rate as parse_rate
@@ -30,8 +31,7 @@ class Taken(NamedTuple):
     wait: float  # seconds until one more can be had; 0 if all that were wanted are granted
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(Struct, frozen=True):
     """`rate` tokens a second, of which at most `burst` are saved up.
 
     >>> door = Bucket(rate=4.0, burst=2)

@@ -7,8 +7,6 @@ are not the event's fault and must not spend one of its attempts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec import Struct
 
 from redrive.policy.classify import blames_a_dependency
@@ -23,27 +21,23 @@ class Failure(Struct, frozen=True, gc=False):
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """The function returned; its effects wait to be committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
+class Ignored(Struct, frozen=True):
     """The function raised `Ignore`: nothing to do for this event."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Struct, frozen=True):
     """The function raised `Reject`: it can never process this event."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Postponed:
+class Postponed(Struct, frozen=True):
     """The function raised `RetryLater`; `after` is None when it left the time to the retry rule."""
 
     failure: Failure
@@ -51,16 +45,14 @@ class Postponed:
     error: BaseException | None = None  # only ever asked what it is: who says "later" may be unwell
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(Struct, frozen=True):
     """The stored bytes do not fit the event's type; the function was not called."""
 
     failure: Failure
     reason: str = "undecodable"
 
 
-@dataclass(frozen=True, slots=True)
-class Unkeyed:
+class Unkeyed(Struct, frozen=True):
     """`key_by` raised or gave no usable key; the function was not called."""
 
     failure: Failure
@@ -73,8 +65,7 @@ class Failed(Struct, frozen=True):  # as a Struct, like others of which a burst 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Conflicted:
+class Conflicted(Struct, frozen=True):
     """Somebody else wrote first: a version conflict, or keyed state that moved."""
 
     error: BaseException
@@ -82,35 +73,30 @@ class Conflicted:
     reruns: int  # re-runs in place that came before this call; 0 the first time
 
 
-@dataclass(frozen=True, slots=True)
-class StoreDown:
+class StoreDown(Struct, frozen=True):
     """The store did not answer or refused: nothing is known to be wrong with the event."""
 
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(Struct, frozen=True):
     """The worker was told to stop while the function ran."""
 
 
-@dataclass(frozen=True, slots=True)
-class Crashed:
+class Crashed(Struct, frozen=True):
     """The process died while this event ran alone, `charges` times by now."""
 
     charges: int
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(Struct, frozen=True):
     """It was not called: a breaker is open, or a budget spent, and the program has it buried rather than wait."""
 
     reason: str
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """It was not called, and is not to wait in memory: the breaker or the limit of its key lets it through later."""
 
     reason: str

@@ -7,8 +7,9 @@ guess costs a hand-over and never an effect: the epoch keeps two owners apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from zlib import crc32
+
+from msgspec import Struct
 
 PARTITIONS_MAX = 1024
 
@@ -22,8 +23,7 @@ def place(route: str, count: int) -> int:
     return crc32(route.encode()) % count
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """What one owner has of a subscription: one of so many partitions."""
 
     partition: int = 0

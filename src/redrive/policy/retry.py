@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
+
+from msgspec import Struct
 
 from redrive.errors import UsageError, Verdict
 from redrive.policy.classify import is_permanent, leaves
@@ -25,8 +26,7 @@ Errors = type[BaseException] | Iterable[type[BaseException]]
 Duration = str | float | timedelta
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """One rule; made by `retry()`, which checks it."""
 
     attempts: int = 5
@@ -64,8 +64,7 @@ class Retry:
         return max(0.0, min(min(grown, self.wait_max) * spread, self.wait_max))
 
 
-@dataclass(frozen=True, slots=True)
-class Conflicts:
+class Conflicts(Struct, frozen=True):
     """Version conflicts are re-run in place, a few times and quickly, before they count as failures."""
 
     times: int = 3

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any
+
+from msgspec import Struct
 
 from redrive.errors import UsageError
 from redrive.policy.outcome import Failure
@@ -24,8 +25,7 @@ Pattern = str | re.Pattern[str] | Regex | Predicate
 AnyPattern = Pattern | type  # an event class stands for the name it was given
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """The letter-to-be that predicates see; `decide` fills in why it would be buried.
 
     `event.data` raises for an undecodable event, as it does everywhere: the letter is then kept.
@@ -42,38 +42,33 @@ class Candidate:
         return Candidate(self.subscription, self.event, attempts, reason, failure)
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Struct, frozen=True):
     """Write the letter. `broken_rule` says which rule could not answer, and is empty when all did."""
 
     broken_rule: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Struct, frozen=True):
     """Do not write the letter; count and audit it under the text of this rule."""
 
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A rule that was asked, and its answer in words."""
 
     rule: str
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """What comes of it, and every rule that was asked; the last one decided."""
 
     verdict: Keep | Drop
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """Made by `rules()`, which checks the patterns."""
 
     discard: tuple[Pattern, ...] = ()

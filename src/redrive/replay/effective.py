@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import msgspec
@@ -61,8 +61,8 @@ def _of_subscription(
 ) -> Iterator[Option]:
     mine = given or SubscriptionSettings()
     for prefix, values, in_code, built_in in (
-        ("", mine, code, Subscription.__dataclass_fields__),
-        ("retry.", mine.retry, _one_rule(code), Retry.__dataclass_fields__),
+        ("", mine, code, {field.name: field.default for field in fields(Subscription)}),
+        ("retry.", mine.retry, _one_rule(code), msgspec.structs.asdict(Retry())),
     ):
         for field, hint in get_type_hints(type(values), include_extras=True).items():
             if field in ("retry", "letters", "replay"):
@@ -72,7 +72,7 @@ def _of_subscription(
                 yield _option(full, _written(value, hint), origins.get(full, "program"))
             elif in_code is not None:
                 value = getattr(in_code, field)
-                origin = BUILT_IN if value == built_in[field].default else "program"
+                origin = BUILT_IN if value == built_in[field] else "program"
                 yield _option(full, _written(value, hint), origin)
             elif code is not None and prefix:
                 yield _option(full, f"{len(code.policy.retry)} rules", "program")
@@ -103,7 +103,7 @@ def _of_replay(
             yield _option(full, _written(value, hint), origins.get(full, "program"))
         elif rule is not None and field != "enabled":
             value = getattr(rule, field)
-            origin = BUILT_IN if value == AutoReplay.__dataclass_fields__[field].default else "program"
+            origin = BUILT_IN if value == getattr(AutoReplay(), field) else "program"
             yield _option(full, _written(value, hint), origin)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from redrive.errors import EventError, UsageError
 from redrive.policy.letters import State
@@ -25,8 +26,7 @@ _TWO_NUMBERS: tuple[Any, ...] = (-1, -1)
 _TEXT: tuple[Any, ...] = ("",)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table: the statements that read and write a page of it, and a key that lies below all of its rows."""
 
     name: str
@@ -63,8 +63,7 @@ _PLACES = {table.name: place for place, table in enumerate(TABLES)}
 _LETTER_STATE, _LETTER_ERROR = 7, slice(18, 20)  # columns of copy_letters
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True):
     """How far a copy is: which table, above which key; no table when all are there. It lies in the target."""
 
     mark: list[Any]  # of the source, when the copy began

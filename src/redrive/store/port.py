@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from redrive.context import Opened, Tx
 
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 Function = Callable[[Any, Any], Any]  # a projection, and what it is called with
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribed:
+class Subscribed(Struct, frozen=True):
     """A subscription as the store knows it."""
 
     id: int
@@ -104,8 +104,7 @@ class Counts(NamedTuple):
     deleted: int
 
 
-@dataclass(slots=True)  # frozen would cost as much as the rest of an append's way through the queue
-class Appending:
+class Appending(Struct, frozen=True):
     """One caller's append, waiting to be committed with others."""
 
     log: str

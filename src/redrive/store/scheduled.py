@@ -7,9 +7,10 @@ delete that is committed with the append, or by one that takes it back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from redrive.errors import BugError, VersionConflict
 from redrive.event import NewEvent, withdrawal
@@ -29,8 +30,7 @@ class NoLongerScheduled(VersionConflict):
         self.args = (f"log {log!r}: event {id!r} came due while it was being taken back; run again",)
 
 
-@dataclass(frozen=True, slots=True)
-class DueEvent:
+class DueEvent(Struct, frozen=True):
     """One whose time has come."""
 
     log_id: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from redrive.errors import StoreError
 from redrive.store.groups import run_here
@@ -26,8 +27,7 @@ class Writing(Protocol):
         """Called after each piece of work, when there is none, and at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """Something the engine runs where writing happens."""
 
     run: Callable[[], Any]

@@ -10,9 +10,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from redrive.clock import Env
 from redrive.errors import CommitUnknown, StoreBusy, StoreError
