@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from redrive import App, Event, Tx
 from redrive.observe.signals import Halted
 from redrive.redis import Stream
 from redrive.testing import FaultProxy, Harness
+from redrive.testing.servers import free_port
 
 pytestmark = pytest.mark.sqlite("the network is the broker's; what lands is committed by the same statements")
 
@@ -137,6 +140,25 @@ def test_a_server_that_nobody_reaches_is_waited_for(
     shop.harness.advance("2m")
     assert shop.harness.halted == {}
     shop.check()
+
+
+def test_who_stops_while_it_waits_for_a_server_hands_over_at_once(tmp_path: Path) -> None:
+    """Another worker may reach it: it is not to wait until the lease has lapsed."""
+    app, halted = App(str(tmp_path / "shop.db"), name="shop"), asyncio.Event()
+
+    @app.projection(Stream(f"redis://127.0.0.1:{free_port()}/0", "orders", partitions=1), tables={"t": "n INTEGER"})
+    def count(event: Event[Any], tx: Tx) -> None: ...
+
+    async def stop_when_halted() -> None:
+        loop = asyncio.get_running_loop()
+        app.listen(lambda batch: [loop.call_soon_threadsafe(halted.set) for told in batch if isinstance(told, Halted)])
+        async with app.running():
+            await halted.wait()
+
+    asyncio.run(stop_when_halted())
+    with app.reader() as tx:
+        owners = tx.execute("SELECT owner, halted IS NOT NULL FROM redrive_progress").fetchall()
+    assert sorted(owners) == [(None, 0), (None, 1)]
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["in order", "through a group"])

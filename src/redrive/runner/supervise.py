@@ -200,9 +200,9 @@ class Supervisor:
         again: list[float] = []
         while not self.stopping:
             reason = ""
+            taken: Duty | Lease | None = None
             try:
                 since = clock.monotonic() - seen_at
-                taken: Duty | Lease | None = None
                 if self.roster.may_take(name, self._owned(name)):
                     taken = await self.bridge.run(partial(
                         leases.take, self.engine, subscription, row, seen, since, partition=partition
@@ -237,6 +237,8 @@ class Supervisor:
             if reason and not self.stopping:
                 await self._halt(post, reason, halt_wait)
                 halt_wait = min(halt_wait * 2, settings.halt_wait_max)
+            if reason and self.stopping and isinstance(taken, Duty):  # until now it was ours to take again
+                await self._quietly(partial(leases.release, taken))
 
     async def _work(self, post: str, duty: Duty) -> None:
         wake, name = self.wakes[post], duty.subscription.name
