@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from redrive import App, no_retry
+from redrive.observe.logs import log_signals
 from redrive.observe.signals import Buried, Signal
 from redrive.runner import project
 from redrive.settings import Settings
@@ -73,3 +75,24 @@ def test_they_are_told_when_the_worker_is_stopped(tmp_path: Path, monkeypatch: p
     assert shop.buried == [2]
     assert max(called) < 99, "it was stopped in the middle"
     shop.app.close()
+
+
+def test_those_of_many_transactions_are_told_at_once_and_share_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop, batches = Shop(tmp_path, monkeypatch, told_after=3600.0), list[list[int]]()
+    shop.app.listen(lambda signals: batches.append([one.position for one in signals if isinstance(one, Buried)]))
+    log_signals(shop.app.runtime.signals)
+
+    @shop.app.projection(shop.app.log("orders"), retry=no_retry)
+    def look(event: Any, tx: Any) -> None:
+        if event.data % 10 == 1:
+            raise ValueError(f"poison {event.data}")
+
+    with caplog.at_level(logging.ERROR, logger="redrive"):
+        asyncio.run(asyncio.wait_for(shop.app.serve(until_idle=True), 60))
+        shop.app.close()
+    expected = [*range(2, 102, 10)]
+    assert [batch for batch in batches if batch] == [expected]
+    (line,) = [one.getMessage() for one in caplog.records if one.getMessage().startswith("buried")]
+    assert f"count={len(expected)}" in line
