@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,12 +46,21 @@ def boot_id() -> str:
         return ""
 
 
+def _host() -> str:
+    """The name of this machine. To load sockets for it would take a twentieth of our import."""
+    if hasattr(os, "uname"):
+        return os.uname().nodename
+    import socket
+
+    return socket.gethostname()
+
+
 def _namespace() -> str:
     """Pids mean nothing across containers: the pid namespace is part of who we are."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
-        return socket.gethostname()
+        return _host()
 
 
 def _started(pid: int) -> str:
@@ -73,7 +81,7 @@ def process_name() -> str:
 def owner_id() -> str:
     """Who holds a lease: host, boot, namespace, pid, start, and a number: two apps of one process are two."""
     pid = os.getpid()
-    return "|".join((socket.gethostname(), boot_id(), _namespace(), str(pid), _started(pid), str(next(_numbers))))
+    return "|".join((_host(), boot_id(), _namespace(), str(pid), _started(pid), str(next(_numbers))))
 
 
 def short_name(owner: str) -> str:
@@ -86,7 +94,7 @@ def is_dead(owner: str) -> bool:
     """Is this owner a process of this machine that no longer exists? False when nobody can tell."""
     try:
         host, boot, namespace, pid, started, _ = owner.split("|")
-        if (host, boot, namespace) != (socket.gethostname(), boot_id(), _namespace()) or not boot:
+        if (host, boot, namespace) != (_host(), boot_id(), _namespace()) or not boot:
             return False
         os.kill(int(pid), 0)
     except ProcessLookupError:

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha1
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
-from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 from msgspec import UNSET
@@ -32,7 +31,8 @@ HEADERS_BYTES_MAX = 16_384  # what common HTTP servers take for all headers toge
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_US_MIN, TIME_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999  # the years 1 to 9999: all a datetime has
-_EMISSIONS = uuid5(NAMESPACE_URL, "urn:redrive:emission").bytes  # must never change: stored ids are made of it
+# uuid5 of NAMESPACE_URL and urn:redrive:emission, without the module. Must never change: stored ids are made of it.
+_EMISSIONS = bytes.fromhex("808ee307dc3851d8819790bc9d0d08c0")
 _VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # a UUID keeps two bits of this digit
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HEADERS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])

@@ -7,7 +7,6 @@ else (the disk, the network) passes through to the retry rules. Our own reasons 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,8 +23,7 @@ DATA_ERRORS = (EventError, *NOT_JSON, RecursionError, *_FAULTS)
 _REASONS_MAX = 3  # of a pydantic error with many; the first ones say enough
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(msgspec.Struct, frozen=True):
     """The schema an event type should have, the steps towards it, and what makes the value in the end."""
 
     name: str

@@ -13,8 +13,9 @@ import os
 import re
 import stat
 import time
-from dataclasses import dataclass
 from os import PathLike
+
+from msgspec import Struct
 
 from redrive.clock import SystemClock
 from redrive.codec import NOT_JSON, from_json
@@ -30,8 +31,7 @@ _BEGINNING = b'{"specversion":"1.0",'  # of every line of ours; a torn one is a 
 _clock = SystemClock()
 
 
-@dataclass(frozen=True, slots=True)
-class BySize:
+class BySize(Struct, frozen=True):
     """A new file before this many bytes are exceeded."""
 
     bytes_max: int
@@ -41,8 +41,7 @@ class BySize:
         return now.st_size + coming > self.bytes_max
 
 
-@dataclass(frozen=True, slots=True)
-class ByTime:
+class ByTime(Struct, frozen=True):
     """A new file in each period, counted from 1970 in UTC: with one day, at midnight."""
 
     seconds: float

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
 
 from redrive.errors import EventError
 from redrive.event import Event, NewEvent, encode_headers
@@ -24,8 +25,7 @@ REASON = "rate_limited"
 Patterns = AnyPattern | Iterable[AnyPattern]
 
 
-@dataclass(frozen=True, slots=True)
-class Intake:
+class Intake(Struct, frozen=True):
     """Made by `intake()`, which checks what it is given."""
 
     limit: str

@@ -13,7 +13,6 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -138,8 +137,7 @@ def _entry(body: _Body) -> Entry:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Some of what is to be taken in, and how far the file is done with when it is."""
 
     entries: list[Entry]
