@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from streamshop import say
@@ -12,6 +12,7 @@ from streamshop import say
 from redrive import App, UsageError
 from redrive.redis import Stream, ordered
 from redrive.redis.ids import id_of
+from redrive.redis.stream import line_of
 from redrive.replay.prune import What
 from redrive.runner import land
 from redrive.sources.port import moved
@@ -356,6 +357,21 @@ def test_who_stops_does_not_wait_for_the_server(valkey_url: str, server: Any, wa
         reader.hurry()
         assert list(waiting.result()) == []
     reader.close()
+
+
+def test_older_drivers_are_told_that_a_connection_is_for_some_command() -> None:
+    """redis-py 5 was allowed, and whatever was sent to a stream was a TypeError."""
+
+    class Old:
+        def get_connection(self, command: str) -> str:
+            return f"for {command}"
+
+    class New:
+        def get_connection(self) -> str:
+            return "for anything"
+
+    old, new = cast("Any", Old()), cast("Any", New())
+    assert (line_of(old), line_of(new)) == ("for ANY", "for anything")
 
 
 def test_who_waits_on_a_line_that_is_cut_goes_on_with_another(valkey_url: str, server: Any) -> None:

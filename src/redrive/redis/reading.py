@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
 from redrive.errors import Halted, SourceDown
 from redrive.event import TIME_US_MAX, NewEvent
 from redrive.redis.ids import FIRST, id_of
+from redrive.redis.stream import Stream, line_of
 from redrive.sources.codec import Place as Origin
 from redrive.sources.port import Message, Plain, Positions, Reader
 from redrive.sources.quick import TOGETHER_MAX, Quick
 from redrive.sources.refusal import LOST, refusal
 from redrive.subscription import REFUSED
-
-if TYPE_CHECKING:
-    from redrive.redis.stream import Stream
 
 Entry = tuple[bytes, Sequence[bytes] | Mapping[bytes, bytes] | None]  # the fields in a row, or by name
 
@@ -57,9 +55,9 @@ class StreamReader(Reader):
         The client would look at an answer for longer than a message takes to come.
         """
         pool = self.server.connection_pool
-        line = pool.get_connection()
+        line = line_of(pool)
         try:
-            line.send_command(*command)  # type: ignore[no-untyped-call]
+            line.send_command(*command)
             return line.read_response()
         except (redis.ConnectionError, redis.TimeoutError):
             self._connection = None  # the next one has another number

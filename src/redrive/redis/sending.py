@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 
 from redrive import cloudevents
 from redrive.event import Event
 from redrive.policy.partitions import place
+from redrive.redis.stream import Stream, line_of
 from redrive.sinks.brokers import BrokerDown, TooLarge, attributes
 from redrive.sinks.port import SomeFailed
-
-if TYPE_CHECKING:
-    from redrive.redis.stream import Stream
 
 MULTI_BYTES_MAX = 1_000_000  # in one transaction of the server, who does nothing else meanwhile
 CONNECT_TIMEOUT = 5.0
@@ -107,7 +105,7 @@ class StreamSender:
         pool = self._pool
         connection: Any = None
         try:
-            connection = pool.get_connection()
+            connection = line_of(pool)
             connection.send_packed_command([b"".join([command for _, command in commands])], check_health=False)
             answers = [_answer(connection) for _ in commands]
         except (redis.RedisError, OSError) as error:

@@ -29,6 +29,14 @@ SCHEMES = ("redis://", "rediss://", "unix://")
 TEXTS = {"decode_responses", "encoding", "encoding_errors"}  # options of the driver that would change what we are told
 
 
+def line_of(pool: ConnectionPool) -> Any:
+    """A connection; before 6.0 the driver wants to know for which command, and later on it warns who tells."""
+    try:
+        return pool.get_connection()
+    except TypeError:
+        return pool.get_connection("ANY")
+
+
 def check_url(name: str, url: str) -> str:
     """The address of a server, if it is one and there is a driver for it; what it says of passwords is not shown."""
     if find_spec("redis") is None:
