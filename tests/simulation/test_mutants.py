@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import redrive.context
 import redrive.policy.decide
@@ -455,12 +456,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a replay goes on as long as the rule allows", "20", attempts=3)
 def _(patch: pytest.MonkeyPatch) -> None:
-    decide = redrive.policy.decide.decide
+    decided = redrive.policy.decide.decided
 
-    def patient(*rest: Any, **named: Any) -> Any:
-        return decide(*rest, **{**named, "attempt": 1 if named["replay"] else named["attempt"], "replay": False})
+    def patient(outcome: Any, call: Any) -> Any:
+        return decided(outcome, replace(call, attempt=1 if call.replay else call.attempt, replay=False))
 
-    patch.setattr(redrive.runner.settle, "decide", patient)
+    patch.setattr(redrive.runner.settle, "decided", patient)
 
 
 @mutant("a clock that was set back is believed", "21", **SET_BACK)

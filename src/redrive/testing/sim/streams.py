@@ -130,6 +130,9 @@ class Streams:
         except redis.ResponseError as error:
             return error
 
+    def _ping(self, words: list[str]) -> Any:
+        return b"PONG"
+
     def _group(self, name: str, group: str) -> Group | None:
         line = self.lines.get(name)
         return line.groups.get(group) if line else None
@@ -239,7 +242,7 @@ class Client(redis.Redis):
     """The client's own functions, with another way to the server."""
 
     def __init__(self, server: Streams) -> None:
-        super().__init__(protocol=2)
+        super().__init__(connection_pool=_Lines(server))
         self._streams = server
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -250,6 +253,34 @@ class Client(redis.Redis):
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
         """Several at once."""
         return _Pipe(self)
+
+
+class _Lines(redis.ConnectionPool):
+    """For who asks for a connection and talks to it."""
+
+    def __init__(self, server: Streams) -> None:
+        super().__init__(protocol=2)
+        self._streams = server
+
+    def get_connection(self, *_: Any, **__: Any) -> Any:
+        return _Line(self._streams)
+
+    def release(self, connection: Any) -> None:
+        """There is nothing to keep."""
+
+
+class _Line:
+    def __init__(self, server: Streams) -> None:
+        self._streams, self._asked = server, list[tuple[Any, ...]]()
+
+    def send_command(self, *words: Any) -> None:
+        self._asked.append(words)
+
+    def read_response(self) -> Any:
+        (answer,) = self._streams.ask([self._asked.pop(0)])
+        if isinstance(answer, redis.ResponseError):
+            raise answer
+        return answer
 
 
 class _Pipe(Pipeline):
