@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-from redrive.runner.call import describe
+from redrive.runner.call import attempt, describe
 
 class Declined(Exception): ...
 
@@ -31,3 +31,18 @@ def test_a_bug_has_one_fingerprint_however_the_program_is_started(tmp_path: Path
     told = [subprocess.check_output([sys.executable, *way], cwd=tmp_path, text=True) for way in ways]
     assert set(told) == {told[0]}
     assert told[0].startswith("shop.Declined ")
+
+
+def test_two_places_of_one_function_are_told_apart() -> None:
+    """The way of an error is remembered; another line of the same function is another way."""
+
+    def fail(early: bool) -> None:
+        if early:
+            raise ValueError("early")
+        raise ValueError("late")
+
+    for early in (True, False, True):
+        error = attempt(fail, early)
+        assert error is not None
+        word = "early" if early else "late"
+        assert f'raise ValueError("{word}")' in describe(error).traceback
