@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = """
 from redrive.runner.call import attempt, describe
+
+PROGRAM = """
+from redrive.runner.call import describe
 
 class Declined(Exception): ...
 
