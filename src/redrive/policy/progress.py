@@ -10,13 +10,11 @@ them. With one partition the floor is the prefix.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 NO_FLOOR = 2**62  # nobody else is behind
-OPEN, SKIPPED, STORED = 0, 1, 2  # taken in · not asked for by the filter · settled, with a done row
 
 
 def stretches(above: int, upto: int, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -44,21 +42,27 @@ class Plan(NamedTuple):
 
 
 class Window:
-    """Positions taken in and not yet below the prefix, in order."""
+    """Positions taken in and not yet below the prefix, in order.
 
-    __slots__ = ("_behind", "_done", "_elsewhere", "_states", "cursor", "position")
+    A position is open, or stored (settled, with a mark), or neither: the filter did not ask for it. Thousands are here,
+    and a handler waits while they are looked at: in sets, which are compared as a whole and not one by one.
+    """
+
+    __slots__ = ("_behind", "_done", "_elsewhere", "_open", "_order", "_stored", "cursor", "position")
 
     def __init__(self, position: int, done: Iterable[int] = (), elsewhere: Iterable[int] = ()) -> None:
         """`done`: our marks in the store. `elsewhere`: those of other partitions, some of which may have been ours."""
         self.position = position  # the prefix, as stored
         self.cursor = position  # everything up to here has been read
-        self._states: dict[int, int] = {}  # by position, in order
+        self._order: list[int] = []  # all of them
+        self._open: set[int] = set()
+        self._stored: set[int] = set()
         self._done = {one for one in done if one > position}
         self._behind = sorted(one for one in done if one <= position)  # our marks between the floor and the prefix
         self._elsewhere = {one for one in elsewhere if one > position}
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._order)
 
     def take(self, position: int) -> bool:
         """Read this position; False if it is settled already (a done row from before)."""
@@ -67,14 +71,16 @@ class Window:
             return False
         self.cursor = position
         settled = position in self._done
-        self._states[position] = STORED if settled else OPEN
+        self._order.append(position)
+        (self._stored if settled else self._open).add(position)
         if settled:
             self._done.discard(position)
         return not settled
 
     def take_all(self, positions: list[int]) -> None:
         """Read these positions, in order, none of them settled."""
-        self._states.update(dict.fromkeys(positions, OPEN))
+        self._order += positions
+        self._open.update(positions)
         self.cursor = positions[-1]
 
     def skip(self, position: int) -> None:
@@ -83,38 +89,39 @@ class Window:
         if position in self._done:  # asked for under an older filter
             self.take(position)
             return
-        states = self._states
-        if states and states[next(reversed(states))] == SKIPPED:
-            states.popitem()
-        states[position] = SKIPPED
+        order = self._order
+        if order and order[-1] not in self._open and order[-1] not in self._stored:
+            order.pop()
+        order.append(position)
 
     def rewind(self, position: int) -> None:
         """Forget what was read above a position: it will be read again."""
-        states = self._states
-        while states and next(reversed(states)) > position:
-            last, kind = states.popitem()
-            if kind == STORED:
-                self._done.add(last)
+        kept = bisect_right(self._order, position)
+        forgotten = self._order[kept:]
+        del self._order[kept:]
+        self._done.update(self._stored.intersection(forgotten))
+        self._stored.difference_update(forgotten)
+        self._open.difference_update(forgotten)
         self.cursor = position
 
     def is_open(self, position: int) -> bool:
         """Is this position taken in and not settled?"""
-        return self._states.get(position) == OPEN
+        return position in self._open
+
+    def can_advance(self) -> bool:
+        """Is something in front that nobody waits for? Then the prefix may pass it."""
+        return bool(self._order) and self._order[0] not in self._open
 
     def plan(self, settled: Collection[int], others: int = NO_FLOOR) -> Plan:
         """What to write so that these positions are settled, while the slowest of the others is at `others`."""
-        prefix, pruned, passed = self.position, 0, 0
-        for position, kind in self._states.items():
-            if kind == OPEN:
-                if position not in settled:
-                    break
-            elif kind == STORED and position <= others:
-                pruned += 1
-            passed += 1
-            prefix = position
+        order = self._order
+        first = min(self._open.difference(settled), default=NO_FLOOR)  # the first that is still to be waited for
+        passed = bisect_left(order, first)
+        prefix = order[passed - 1] if passed else self.position
         floor = min(prefix, others)
-        add = sorted([position for position in settled if position > floor])
-        return Plan(prefix, add, pruned + self._behind_to(floor), passed, floor)
+        pruned = len(self._stored.intersection(order[: bisect_right(order, floor, 0, passed)])) if self._stored else 0
+        add = sorted(settled)
+        return Plan(prefix, add[bisect_right(add, floor) :], pruned + self._behind_to(floor), passed, floor)
 
     def pass_to(self, prefix: int, settled: Iterable[int] = (), others: int = NO_FLOOR) -> Plan:
         """What to write when everything up to `prefix` is settled in order: projections, which have no window.
@@ -139,23 +146,25 @@ class Window:
 
     def commit(self, plan: Plan) -> None:
         """The plan is in the store now."""
-        prefix, floor, states = plan.prefix, plan.floor, self._states
-        passed, above = list(islice(states, plan.passed)), plan.add
+        prefix, floor, stored = plan.prefix, plan.floor, self._stored
+        passed, above = self._order[: plan.passed], plan.add
         if floor != prefix or self._behind:
             del self._behind[: self._behind_to(floor)]
-            marks = {*[position for position in passed if states[position] == STORED], *plan.add, *self._done}
+            marks = {*stored.intersection(passed), *plan.add, *self._done}
             self._behind += sorted(position for position in marks if floor < position <= prefix)
             above = [position for position in plan.add if position > prefix]
-        for position in passed:
-            del states[position]
+        del self._order[: plan.passed]
+        for gone in (passed, above):
+            self._open.difference_update(gone)
+        stored.difference_update(passed)
+        stored.update(above)
         self.position = prefix
         self.cursor = max(self.cursor, prefix)
         if self._done:
             self._done = {position for position in self._done if position > prefix}
         if self._elsewhere:
             self._elsewhere = {position for position in self._elsewhere if position > prefix}
-        states.update(dict.fromkeys(above, STORED))
 
     def unsettled(self) -> int:
         """How many positions are taken in and not settled."""
-        return sum(1 for kind in self._states.values() if kind == OPEN)
+        return len(self._open)

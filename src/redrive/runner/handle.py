@@ -163,7 +163,7 @@ class Handling:
     def round(self, group: list[Work], room: int, due: list[tuple[str | None, Head]]) -> Round:
         """Settle a group, then read what there is room for: one hop. Runs where writing happens."""
         result, duty = Round(), self.duty
-        if group or duty.window.plan(()).prefix != duty.window.position:
+        if group or duty.window.can_advance():
             self._settle(group, result)
         with duty.engine.store.reading(snapshot=False) as tx:
             mine = tx.sql.each("progress_get", (duty.member,))

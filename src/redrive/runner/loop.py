@@ -196,7 +196,7 @@ class HandlerLoop(Loop):
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
         gate = self.work.gate
         shut = gate is not None and gate.watches  # others, or an operator, may know better by now
-        if asked or paused or held or shut or self.duty.window.plan(()).prefix != self.duty.window.position:
+        if asked or paused or held or shut or self.duty.window.can_advance():
             result = await self._hop(group, room, due)
             taken = self._learn(group, result)
             self._is_dry = room > 0 and not result.events
