@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from sys import modules
 from typing import Any
 
 from redrive.clock import Env
 from redrive.codec import is_model
 from redrive.errors import EventError, UsageError
 from redrive.event import EPOCH, Due, NewEvent, check_id, check_key, check_type, encode_headers, new_id
-from redrive.observe.tracing import traced
+from redrive.observe.tracing import TRACING, traced
 from redrive.types import EventTypes
 from redrive.units import duration
 
@@ -44,7 +45,8 @@ def draft(
     due = None
     if after is not None or at is not None:
         due = _due(now, after, at, expected_version)._replace(time_us=None if time is None else _microseconds(time))
-    headers = traced(headers)
+    if headers is not None or TRACING in modules:
+        headers = traced(headers)
     fields = (
         new_id(now, env.dice) if id is None else check_id(id),
         name,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from redrive.subscription import Subscription
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-_API = "opentelemetry.trace"
+TRACING = "opentelemetry.trace"  # is it loaded?
 _MARK = f'"{TRACEPARENT}"'.encode()
 
 
@@ -33,7 +33,7 @@ def traced(headers: Mapping[str, str] | None, cause: Event[Any] | None = None) -
     """
     if headers is not None and TRACEPARENT in headers:
         return headers
-    found = _current() if _API in sys.modules else None
+    found = _current() if TRACING in sys.modules else None
     if found is None and cause is not None and cause.headers_raw is not None and _MARK in cause.headers_raw:
         found = _carried(cause)
     return headers if not found else {**(headers or {}), **found}
@@ -41,7 +41,7 @@ def traced(headers: Mapping[str, str] | None, cause: Event[Any] | None = None) -
 
 def _current() -> dict[str, str] | None:
     """The span that the program is in, if it is in one."""
-    context = sys.modules[_API].get_current_span().get_span_context()
+    context = sys.modules[TRACING].get_current_span().get_span_context()
     if not context.is_valid:
         return None
     found = {TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"}
@@ -63,7 +63,7 @@ def _carried(event: Event[Any]) -> dict[str, str]:
 
 def is_tracing() -> bool:
     """Has the program configured where spans go?"""
-    api = sys.modules.get(_API)
+    api = sys.modules.get(TRACING)
     if api is None:
         return False
     return not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider | api.NoOpTracerProvider)
@@ -71,7 +71,7 @@ def is_tracing() -> bool:
 
 def with_spans(subscription: Subscription) -> Subscription:
     """The same subscription; each call of its function, or of its sink, is a span that continues the event's trace."""
-    api = sys.modules[_API]
+    api = sys.modules[TRACING]
     tracer = api.get_tracer("redrive")
     function: Callable[..., Any] = subscription.function
 

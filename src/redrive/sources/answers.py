@@ -72,7 +72,10 @@ class Answers:
             waiting, rows, error = box.popleft()
             if error is not None:
                 rows = [error] * len(waiting)
-            if stored := [row for row in rows if type(row) is tuple]:
+            stored = rows
+            if set(map(type, rows)) != {tuple}:  # else nobody was refused, and they need not be looked at one by one
+                stored = [row for row in rows if type(row) is tuple]
+            if stored:
                 self._runtime.notify(self._log, stored)
             for future, row in zip(waiting, rows, strict=True):
                 if future.done():  # nobody waits any more

@@ -55,6 +55,7 @@ class Log:
 
     outbox: str | None = None  # brokers have one; looked at for every emission
     retention: float | None = None  # seconds that its events are kept; None: for ever
+    keeps_versions = True
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.name = name
@@ -139,20 +140,22 @@ class Log:
         # A hundred producers wait for each other's turn here: what each does is done a hundred times per commit.
         runtime = self._runtime
         event = draft(runtime.types, runtime.env, type, data, key, id, headers, time, expected_version, after, at)
-        self._check((event,))
+        if not self.keeps_versions:
+            check_unversioned(self.name, expected_version)
         check_off_stage()
         if runtime.transacting is not None and runtime.is_transacting():
             raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
-        row = await self._answers_here().ask(event)
+        answers = self._answers
+        if answers is None or answers.loop is not answers.running():
+            answers = self._answers_here()
+        row = await answers.ask(event)
         return _event(row, runtime.types)
 
     def _answers_here(self) -> Answers:
         """Those that go to the loop that runs now."""
-        answers = self._answers
-        if answers is None or answers.loop is not answers.running():
-            from redrive.sources.answers import Answers  # a producer that never awaits need not load asyncio
+        from redrive.sources.answers import Answers  # a producer that never awaits need not load asyncio
 
-            self._answers = answers = Answers(self._runtime, self.name)
+        self._answers = answers = Answers(self._runtime, self.name)
         return answers
 
     def cancel(self, id: str, *, tx: Any = None) -> bool:
@@ -233,6 +236,9 @@ class Log:
 
     def _check(self, events: Sequence[NewEvent]) -> None:
         """Whether they may be stored here."""
+        if not self.keeps_versions:
+            for event in events:
+                check_unversioned(self.name, event.expected_version)
 
     def _append(self, events: list[NewEvent]) -> list[Any]:
         self._check(events)
@@ -281,12 +287,10 @@ class Log:
 class Outbox(Log):
     """The log where what is to be sent to a broker waits, and is kept for a while; see `App.outbox`."""
 
+    keeps_versions = False
+
     def __repr__(self) -> str:
         return f"Outbox({self.name!r})"
-
-    def _check(self, events: Sequence[NewEvent]) -> None:
-        for event in events:
-            check_unversioned(self.name, event.expected_version)
 
 
 def _event(row: Any, types: EventTypes) -> Event[Any]:
