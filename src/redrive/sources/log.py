@@ -55,7 +55,7 @@ class Log:
 
     outbox: str | None = None  # brokers have one; looked at for every emission
     retention: float | None = None  # seconds that its events are kept; None: for ever
-    keeps_versions = True
+    _keeps_versions = True
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.name = name
@@ -140,7 +140,7 @@ class Log:
         # A hundred producers wait for each other's turn here: what each does is done a hundred times per commit.
         runtime = self._runtime
         event = draft(runtime.types, runtime.env, type, data, key, id, headers, time, expected_version, after, at)
-        if not self.keeps_versions:
+        if not self._keeps_versions:
             check_unversioned(self.name, expected_version)
         check_off_stage()
         if runtime.transacting is not None and runtime.is_transacting():
@@ -236,7 +236,7 @@ class Log:
 
     def _check(self, events: Sequence[NewEvent]) -> None:
         """Whether they may be stored here."""
-        if not self.keeps_versions:
+        if not self._keeps_versions:
             for event in events:
                 check_unversioned(self.name, event.expected_version)
 
@@ -287,7 +287,7 @@ class Log:
 class Outbox(Log):
     """The log where what is to be sent to a broker waits, and is kept for a while; see `App.outbox`."""
 
-    keeps_versions = False
+    _keeps_versions = False
 
     def __repr__(self) -> str:
         return f"Outbox({self.name!r})"
