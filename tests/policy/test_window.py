@@ -1,0 +1,127 @@
+"""The window against a model that remembers every position by itself: what is written is what has happened."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redrive.policy.progress import NO_FLOOR, Window
+
+OPEN, SKIPPED, SETTLED = "open", "skipped", "settled"
+GAPS = st.lists(st.integers(1, 3), min_size=60, max_size=60)  # between the positions of a log
+STEP = st.one_of(
+    st.tuples(st.just("take"), st.none()),
+    st.tuples(st.just("take many"), st.integers(1, 5)),
+    st.tuples(st.just("skip"), st.none()),
+    st.tuples(st.just("settle"), st.sets(st.integers(0, 30), max_size=8)),  # which of those that are open
+    st.tuples(st.just("rewind"), st.integers(0, 6)),  # so many of the last ones
+)
+
+
+class Model:
+    """Every position that was read, and what became of it; the marks that the store has."""
+
+    def __init__(self, gaps: list[int], others: int) -> None:
+        self.log = [*accumulate(gaps)]
+        self.fates: dict[int, str] = {}
+        self.marks: set[int] = set()
+        self.prefix = self.floor = self.cursor = 0
+        self.others = others
+
+    @property
+    def open(self) -> list[int]:
+        return [position for position, fate in self.fates.items() if fate == OPEN]
+
+    def settle(self, chosen: set[int]) -> tuple[int, list[int], int]:
+        """The prefix, the new marks, and how many the store drops: looked for one position after the other."""
+        self.fates |= dict.fromkeys(chosen, SETTLED)
+        for position in sorted(self.fates):
+            if self.fates[position] == OPEN:
+                break
+            self.prefix = max(self.prefix, position)
+        self.floor = min(self.prefix, self.others)
+        added = sorted(position for position in chosen if position > self.floor)
+        dropped = {position for position in self.marks if position <= self.floor}
+        self.marks = (self.marks - dropped) | set(added)
+        return self.prefix, added, len(dropped)
+
+    def following(self, count: int) -> list[int]:
+        return [position for position in self.log if position > self.cursor][:count]
+
+    def rewind(self, position: int) -> None:
+        """What is above is read again; what was settled stays so."""
+        self.fates = {at: fate for at, fate in self.fates.items() if at <= position}
+        self.cursor = position
+
+
+@settings(max_examples=300)
+@given(GAPS, st.lists(STEP, max_size=40), st.one_of(st.just(NO_FLOOR), st.integers(0, 20)))
+def test_what_is_planned_is_what_a_look_at_every_position_says(
+    gaps: list[int], steps: list[tuple[str, object]], others: int
+) -> None:
+    window, model = Window(0), Model(gaps, others)
+    for verb, how in steps:
+        match verb, how:
+            case "take", None:
+                for position in model.following(1):
+                    take(window, model, position)
+            case "take many", int(count) if not (window.has_done() or model.marks):
+                if positions := model.following(count):
+                    window.take_all(positions)
+                    model.fates |= dict.fromkeys(positions, OPEN)
+                    model.cursor = positions[-1]
+            case "skip", None:
+                for position in model.following(1):
+                    window.skip(position)
+                    model.fates[position] = SETTLED if position in model.marks else SKIPPED
+                    model.cursor = position
+            case "settle", set(numbers):
+                chosen = {model.open[number % len(model.open)] for number in numbers} if model.open else set()
+                assert window.can_advance() <= (window.plan((), others).prefix > window.position)
+                plan = window.plan(chosen, others)
+                assert (plan.prefix, plan.add, plan.pruned, plan.floor) == (*model.settle(chosen), model.floor)
+                window.commit(plan)
+            case "rewind", int(count):
+                read = [at for at, fate in model.fates.items() if at > model.prefix and fate != SKIPPED]
+                kept = read[-count - 1] if count < len(read) else model.prefix
+                window.rewind(kept)
+                model.rewind(kept)
+        assert (window.position, window.cursor) == (model.prefix, model.cursor)
+        assert window.unsettled() == len(model.open)
+        assert [at for at in model.log if window.is_open(at)] == model.open
+
+
+def take(window: Window, model: Model, position: int) -> None:
+    is_new = position not in model.marks
+    assert window.take(position) is is_new
+    model.fates[position] = OPEN if is_new else SETTLED
+    model.cursor = position
+
+
+def test_what_nobody_waits_for_in_front_lets_the_prefix_advance() -> None:
+    window = Window(0)
+    assert not window.can_advance()
+    window.skip(3)
+    assert window.can_advance()
+    window.take(4)
+    window.commit(window.plan(()))
+    assert (window.position, window.can_advance()) == (3, False)
+
+
+def test_a_run_that_nobody_asked_for_is_one_entry() -> None:
+    window = Window(0)
+    for position in range(1, 100):
+        window.skip(position)
+    assert len(window) == 1
+    assert window.plan(()).prefix == 99
+
+
+def test_what_was_settled_stays_so_when_it_is_read_again() -> None:
+    window = Window(0)
+    window.take_all([1, 2, 3])
+    window.commit(window.plan({2}))
+    window.rewind(1)
+    assert [window.take(2), window.take(3)] == [False, True]
+    assert window.plan({1, 3}) == (3, [], 1, 3, 3)
