@@ -213,8 +213,8 @@ def test_a_mistake_in_the_environment_names_its_variable(variable: str, value: s
         ("poll_min = '1s'", "`poll_min` (1s, {file}) is more than `poll_max` (50ms, built-in)"),
         ("halt_wait = '5m'", "`halt_wait` (5m, {file}) is more than `halt_wait_max` (30s, built-in)"),
         ("lease = '1s'\nbatch_time_max = '2s'", "`batch_time_max` (2s, {file}) is more than `lease` (1s, {file})"),
-        ("settle_max = 3000", "`settle_max` (3000, {file}) is more than `window_max` (2000, built-in)"),
-        ("lane_max = 10", "`window_max` (2000, built-in) is more than `lane_max` (10, {file})"),
+        ("settle_max = 3000", "`settle_max` (3000, {file}) is more than `window_max` (1200, built-in)"),
+        ("lane_max = 10", "`window_max` (1200, built-in) is more than `lane_max` (10, {file})"),
         (
             "[subscriptions.a.retry]\nwait = '1m'\nwait_max = '1s'",
             "`subscriptions.a.retry.wait` (1m, {file}) is more than `subscriptions.a.retry.wait_max` (1s, {file})",

@@ -131,10 +131,10 @@ class Settings(_Checked, frozen=True, kw_only=True):
     lease: Lease = duration("10s")  # how long a silent owner keeps a subscription; also the longest take-over
     batch_max: Count = 1_000  # events a projection applies per transaction; beyond it commits cost next to nothing
     batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
-    window_max: Count = 2_000  # events per subscription read and not yet settled; bounds memory and crash re-runs
+    window_max: Count = 1_200  # events per subscription read and not settled; more leave the processor's cache
     lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk
     poll_min: Seconds = duration("1ms")  # how soon to look for others' events while there are many; Postgres tells
-    poll_max: Seconds = duration("50ms")  # the same when idle; shorter would cost over one percent of a core
+    poll_max: Seconds = duration("50ms")  # the same when idle and nobody tells; shorter would cost a percent of a core
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
     pool_max: Count = 10  # connections to Postgres for readers and your own transactions; the engine's own are extra

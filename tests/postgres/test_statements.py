@@ -28,7 +28,7 @@ POSTGRES = load_queries(PACKAGE / "store" / "postgres" / "queries.sql")
 TYPES = {"int8", "int4", "text", "float8", "bytea"}  # what comes back as int, str, float and bytes, as from SQLite
 OTHER_TYPES = {"meta_get": {"jsonb"}, "copy_meta": {"text", "jsonb"}}  # a number or a text
 # SQLite's driver knows the last row's number; a sequence is set by asking for it; who must find a row divides by it
-COLUMNS_OF_THEIR_OWN = {"advance", "event_insert", "letter_add", "operation_add", "paste_number"}
+COLUMNS_OF_THEIR_OWN = {"advance", "event_insert", "event_insert_plain", "letter_add", "operation_add", "paste_number"}
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from redrive.event import NewEvent
 from redrive.observe.signals import Appended, Signal
 from redrive.runner import handed
 from redrive.runner.handed import Handed, Landed
-from redrive.runner.standing import Standing
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.store.log import Logs
 from redrive.testing import Harness
@@ -169,22 +167,6 @@ def test_a_turn_that_fails_where_something_lands_is_no_failure_of_the_landing(sh
     assert shop.harness.halted == {"write_down": "halted: out of order"}
     shop.harness.advance("1m")
     assert shop.given == shop.shelf.said
-
-
-def test_a_standing_turn_is_begun_once_or_taken_back() -> None:
-    standing, begun = Standing(), list[str]()
-    one, two, other = (partial(begun.append, name) for name in ("one", "two", "other"))
-    for log, turn in (("x", one), ("x", two), ("y", other)):
-        standing.leave(log, turn)
-    assert standing.take_back("x", two)
-    standing.begin("x")
-    standing.begin("x")
-    assert begun == ["one"]
-    assert not standing.take_back("x", one)
-    assert not standing.take_back("x", two)
-    assert standing.take_back("y", other)
-    standing.begin("y")
-    assert begun == ["one"]
 
 
 Steps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=12)

@@ -9,6 +9,7 @@ place that the reader has reached, and whoever goes elsewhere reads again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from typing import Any
 
 from redrive.errors import RedriveError
@@ -19,9 +20,10 @@ from redrive.types import EventTypes
 
 BYTES_MAX = 4_000_000  # of data that is read ahead
 SAMPLE = 16  # events whose sizes are looked at
+SPARSE = 2.0  # positions per event, from which on an index finds them sooner
 
 Read = Callable[[int, int], list[Event[Any]]]  # above a position, so many
-ReadAhead = Callable[[int, int], Packed | None]
+ReadAhead = Callable[[int, int, int | None], Packed | None]  # about so many, among so many positions if that is known
 
 
 class Piece:
@@ -48,6 +50,7 @@ class Coming:
         self._events: list[Event[Any]] = []
         self._above = 0  # they are all that lies above this position, up to the last of them
         self._goes_on = False  # there was as much as was asked for, so there is probably more
+        self._stride = SPARSE  # positions per event, lately
         self._room, self._count_max = 0, 0  # what there was room for lately, and how many events have BYTES_MAX
 
     def take(self, position: int, room: int, read: Read) -> list[Event[Any]]:
@@ -71,6 +74,7 @@ class Coming:
             self._room = 0
             return
         sample = [len(event.data_raw) for event in taken[:SAMPLE]]
+        self._stride = (taken[-1].position - taken[0].position + 1) / len(taken)
         self._room, self._count_max = room, BYTES_MAX * len(sample) // max(1, sum(sample))
         wanted = _more(room) - len(self._events)
         if self._reading is None and 0 < wanted <= self._count_max:
@@ -104,25 +108,31 @@ class Coming:
             step.result()
         except RedriveError:  # it is read when there is room, and whoever reads it then hears of it
             piece.packed = None
-        events = piece.events or unpacked(piece.packed, self._types)
+        events = piece.events or unpacked(piece.packed, self._types)  # the piece stays as it is: it may be looked at
         if piece.above != self._end:  # somebody went elsewhere meanwhile
             events = []
         self._events += events
-        self._goes_on = len(events) == piece.asked
+        self._goes_on = _is_enough(events, piece)
 
     # ------------------------------------------------------------ where the lookout is
 
     def _read(self, piece: Piece) -> None:
-        piece.packed = self._read_ahead(piece.above, piece.asked)
+        span = ceil(piece.asked * self._stride) if self._stride < SPARSE else None
+        piece.packed = self._read_ahead(piece.above, piece.asked, span)
 
     def _unpack(self, piece: Piece, read: Ahead[None]) -> None:
         read.result()  # its error, if there was one
         piece.events, piece.packed = unpacked(piece.packed, self._types), None
 
     def _read_behind(self, piece: Piece, following: Piece) -> None:
-        if len(piece.events) == piece.asked:  # else it was the end of the log
+        if _is_enough(piece.events, piece):  # else it was the end of the log
             following.above = piece.events[-1].position
             self._read(following)
+
+
+def _is_enough(events: list[Event[Any]], piece: Piece) -> bool:
+    """Is there probably more behind these? How many lie among some positions is not known before."""
+    return 2 * len(events) >= piece.asked
 
 
 def _more(room: int) -> int:

@@ -196,11 +196,10 @@ class Handling:
             return events_after(tx.logs, log, duty.window.cursor, room, types)
         return self._coming.take(duty.window.cursor, room, lambda at, n: events_after(tx.logs, log, at, n, types))
 
-    def _read_ahead(self, position: int, count: int) -> Packed | None:
+    def _read_ahead(self, position: int, count: int, span: int | None) -> Packed | None:
         """The log beyond what was taken in does not depend on what is done with it. Runs beside the writer."""
-        duty = self.duty
-        with duty.engine.store.reading(snapshot=False) as tx:
-            return packed_after(tx.logs, tx.sql, duty.log_id, position, count)
+        with self.duty.engine.store.reading(snapshot=False) as tx:
+            return packed_after(tx.sql, self.duty.log_id, position, count, span)
 
     def _settle(self, group: list[Work], result: Round) -> None:
         """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate.

@@ -12,7 +12,6 @@ import msgspec
 
 from redrive.codec import NOT_JSON
 from redrive.event import Event
-from redrive.store.log import Logs
 from redrive.store.sql import Sql
 from redrive.types import EventTypes
 
@@ -24,13 +23,17 @@ _unpacked = msgspec.json.Decoder(list[_Packed]).decode
 Packed = tuple[Any, Any]  # a text of all rows, and their data; taken apart by `unpacked`
 
 
-def packed_after(logs: Logs, sql: Sql, log: int, position: int, limit: int) -> Packed | None:
-    """The next events above a position, in order, or the first of them; None if it is too much for one text."""
+def packed_after(sql: Sql, log: int, position: int, limit: int, span: int | None = None) -> Packed | None:
+    """The next events above a position, in order, or the first of them; None if it is too much for one text.
+
+    `span`: what lies among so many positions, however many that are. Where a log fills most of the table that takes
+    half as long as by the index, and to count them.
+    """
     try:
-        if log in logs.dense:
-            row = sql.one("events_packed_near", (log, position, position + 2 * limit, limit))
-        else:
+        if span is None:
             row = sql.one("events_packed", (log, position, limit))
+        else:
+            row = sql.one("events_packed_near", (log, position, position + span))
     except sqlite3.DataError:
         return None
     assert row is not None
@@ -48,5 +51,7 @@ def unpacked(packed: Packed | None, types: EventTypes) -> list[Event[Any]]:
             for a, b, c, d, e, f, g, h, size in _unpacked(text)
         ]
     except NOT_JSON:  # headers that are no text cannot be packed
+        return []
+    if events and events[0].position > events[-1].position:  # somebody asked SQLite for it the other way round
         return []
     return events if at == len(data) else []  # somebody else stored a text, whose size is not counted in bytes

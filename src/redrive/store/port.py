@@ -275,6 +275,9 @@ class Store(Protocol):
     url: str
     news: News  # what `changed` need not tell
     can_hold: bool  # has a transaction somebody who holds statements?
+    written: (
+        str | None
+    )  # a file that whoever commits writes to: a change of it is a reason to look; None: there is none
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[StoreTx]:
         """Begin for writing; `durable=False` may be lost by a power cut, as a whole and in order."""

@@ -28,7 +28,7 @@ class Versions:
         self.above = last
         if self.upto != last or len(self._known) > KEYS_MAX:
             self._known = {}
-        if new := keys - self._known.keys():
+        if new := keys.difference(self._known):  # not of its keys(), each of which would be looked at
             self._known |= from_json(sql.value("key_versions", (log, to_json([*new]).decode())))
         self.upto = -1
         return self._known

@@ -26,6 +26,13 @@ FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint
      WITH ORDINALITY AS n (log, id, type, key, version, schema, time_us, headers, data, place)
 ORDER BY n.place RETURNING position
 
+-- name: event_insert_plain
+INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, data)
+SELECT n.log, n.id, n.type, n.key, n.version, n.schema, n.time_us, n.data
+FROM unnest(?::bigint[], ?::text[], ?::text[], ?::text[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bytea[])
+     WITH ORDINALITY AS n (log, id, type, key, version, schema, time_us, data, place)
+ORDER BY n.place RETURNING position
+
 -- name: pg_event_append
 -- One event, whose version follows from what the log holds: it is claimed.
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)

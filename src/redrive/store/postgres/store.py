@@ -55,6 +55,7 @@ class PostgresStore:
     """A database; redrive's tables are in its schema `redrive`."""
 
     can_hold = False  # what a call asks for is held anyway, see pipe.py
+    written: str | None = None
 
     def __init__(
         self,

@@ -19,6 +19,10 @@ SELECT parked_version, paused, quiet_until FROM redrive_progress WHERE member = 
 INSERT OR FAIL INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
+-- name: event_insert_plain
+INSERT OR FAIL INTO redrive_events (log, id, type, key, version, schema, time_us, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
 -- name: event_emit
 -- An emission: the version is the next of its key, an id that is there already is left as it is. One row of VALUES: with
 -- a SELECT in their place, SQLite copies the row into a temporary table first, because the statement reads its own table.
@@ -60,10 +64,11 @@ FROM (SELECT position, id, type, key, version, schema, time_us, headers, data FR
       WHERE log = ? AND position > ? ORDER BY position LIMIT ?)
 
 -- name: events_packed_near
+-- The same of all that lies among some positions, as it lies there: to have them numbered, and sorted as they are, in an
+-- inner statement would copy each value once more.
 SELECT CAST(json_group_array(json_array(position, id, type, key, version, schema, time_us, CAST(headers AS TEXT), length(data)))
             AS BLOB), CAST(group_concat(data, '') AS BLOB)
-FROM (SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events NOT INDEXED
-      WHERE log = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?)
+FROM redrive_events NOT INDEXED WHERE log = ? AND position > ? AND position <= ?
 
 -- name: events_near
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events NOT INDEXED

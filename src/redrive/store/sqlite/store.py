@@ -169,6 +169,7 @@ class SqliteStore:
 
     def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
         self.path = self.url = path
+        self.written = None if path == ":memory:" else f"{path}-wal"
         self._inline = inline
         self._busy_timeout = busy_timeout
         self._checkpoint_pages = checkpoint_pages
