@@ -35,7 +35,7 @@ MORE, SMALL_BYTES, SAMPLE = 2, 1_000, 50
 # Seconds for which a read may block: a stop waits for it. Short at first: who stops when idle, stops soon after.
 WAIT_MIN, WAIT_MAX = 0.01, 0.2
 # Seconds for which what comes now and then is read and landed without a word to the loop, which has a lease to keep.
-AWAY_SECONDS_MAX = 0.1
+AWAY_SECONDS_MAX = 0.5
 WARY_BATCHES = 100  # where one message came again, others will
 
 log = logging.getLogger("redrive")
@@ -116,9 +116,9 @@ class Landing:
             engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
             engine.store.news.told(added.rows[0][0], position)
         if events:  # who waits for them first: everybody who is woken wants the interpreter
-            if not self.source.acknowledges:  # else the broker hears of it first: nothing is pending meanwhile
-                engine.standing.begin(duty.subscription.source)
-            engine.appended(duty.subscription.source)
+            # Where something is to be acknowledged the broker hears of it first: nothing is pending meanwhile.
+            if self.source.acknowledges or not engine.standing.begin(duty.subscription.source):
+                engine.appended(duty.subscription.source)
             engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
         return True
 
@@ -296,7 +296,7 @@ class LandingLoop(AskingLoop):
     ) -> Read | None:
         """On the broker's thread: read and land, and again while few come at a time. None: it waits for who writes."""
         clock, has_landed = self.duty.engine.env.clock, None
-        until = clock.monotonic() + AWAY_SECONDS_MAX
+        until = min(clock.monotonic() + AWAY_SECONDS_MAX, self._renew_at)
         while True:
             messages, starts = reader.read(positions, limit, wait), reader.starts
             if not (messages or starts):

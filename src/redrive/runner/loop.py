@@ -25,8 +25,8 @@ from redrive.runner.handle import Handling, Round
 from redrive.runner.keygate import KeyGate
 from redrive.runner.project import Projector
 from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
+from redrive.runner.standing import Stand
 from redrive.runner.wake import Wake
-from redrive.store.groups import run_here
 
 
 class Loop:
@@ -134,23 +134,31 @@ class ProjectionLoop(Loop):
                 begun = await self._rest_until_begun(turns)
 
     async def _rest_until_begun(self, turns: Callable[[], Turn]) -> Turn | None:
-        """Wait for news. Whoever lands something in our log may begin the next turn; then what came of it."""
+        """Wait for news. Whoever lands something in our log takes our turns meanwhile; then the last of them."""
         standing, log = self.duty.engine.standing, self.duty.subscription.source
         future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         future.add_done_callback(heard)
-        begin = partial(run_here, turns, partial(answer, future))
-        standing.leave(log, begin)
+        due, pause = self.duty.lanes.next_due(), self.pause_length()  # from here on the lanes are another thread's
+        stand = Stand(turns, partial(self._is_not_needed, due), partial(answer, future))
+        standing.leave(log, stand)
         try:
-            await self.rest(not self.wake.pending, self.pause_length())
+            await self.rest(not self.wake.pending, pause)
         finally:
-            was_begun = not standing.take_back(log, begin)
-        if not was_begun:
-            return None
+            standing.take_back(log, stand)
+            has_ended = stand.end()
+        if has_ended:  # what rang may have been for others who read this log
+            return stand.last if 0 < self.wake.rung <= stand.rings else None
         turn = await future
         # Who began it has rung once, afterwards. Another time may have been for news that came behind the turn.
-        if self.wake.rung > 1:
+        if self.wake.rung > stand.rings + 1:
             self.wake.ring()
         return turn
+
+    def _is_not_needed(self, due: float | None, turn: Turn) -> bool:
+        """May the loop go on resting after a turn, until a letter is due that was known when it lay down?"""
+        odd = turn.more or turn.rerun_after or turn.stopped or turn.halt or turn.lane_full or self._full_lane
+        now_due = self.duty.lanes.next_due()
+        return not odd and (now_due is None or (due is not None and due <= now_due))
 
 
 class HandlerLoop(Loop):

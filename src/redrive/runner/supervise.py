@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -68,6 +69,10 @@ class Supervisor:
             for name, (subscription, row) in work.items()
             for partition in range(subscription.partitions)
         }
+        # Who lands something in a log does not read it.
+        engine.standing.read_by(
+            Counter(post.subscription.source for post in self.posts.values() if post.subscription.origin is None)
+        )
         self.roster = Roster(engine, work)
         self.scheduler = Scheduler(engine, bridge, pause=engine.settings.poll_max if threads else 0.0)
         self._resting = asyncio.Event()
