@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.contest import QUICK, TOPICS, Sizes, chosen, rounds
 from bench.lab import ROOT, Lab
+from bench.picture import draw
 from bench.report import rate_table, table, write
 from bench.rows import results
 
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.quick:
         print("\nThese were tiny sizes, to see that everything runs: the figures mean nothing.")
     if given.write or (not given.quick and not given.topics and count >= ROUNDS):
-        write(ROOT / "docs", done, found, sizes)
+        draw(ROOT / "docs" / "performance.svg", *write(ROOT / "docs", done, found, sizes))
     return int(any(result.verdict == "missed" for result in found))
 
 

@@ -90,6 +90,8 @@ def contestants(sizes: Sizes) -> list[Contestant]:
         Contestant("to stdout", "delivery", "bench.delivery:to_stdout", own_file),
         plain("outbox", "delivery", "bench.outbox:relay", n=n),
         plain("recovery", "recovery", "bench.recovery:recovery", outages=sizes.outages),
+        plain("latency by hand", "latency", "bench.byhand:latency", per_second=sizes.latency_per_second,
+              seconds=sizes.latency_seconds),
         plain("latency", "latency", "bench.latency:latency", per_second=sizes.latency_per_second,
               seconds=sizes.latency_seconds, idle_seconds=sizes.idle_seconds),
         Contestant("letters", "letters", "bench.letters:look", lambda lab: _letters_file(lab, sizes)),
@@ -177,6 +179,8 @@ def _on_redis(sizes: Sizes) -> list[Contestant]:
         peer("redis faststream batch", "faststream", n, batch=True),
         peer("redis dramatiq", "dramatiq", sizes.redis_peer),
         peer("redis taskiq", "taskiq", sizes.redis_peer),
+        Contestant("redis latency by hand", "redis", "bench.byhand:from_redis", lambda lab: {
+            "server": lab.valkey.url, "per_second": sizes.latency_per_second, "seconds": sizes.latency_seconds}),
         Contestant("redis latency", "redis", "bench.redis:latency", lambda lab: {
             "server": lab.valkey.url, "per_second": sizes.latency_per_second, "seconds": sizes.latency_seconds,
             "idle_seconds": sizes.idle_seconds}),

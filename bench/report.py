@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from bench.contest import Round, Sizes
-from bench.rows import Result
+from bench.rows import ROWS, Result
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 HEAD = ("what", "must", "goal", "reached", "lowest … highest", "")
@@ -35,8 +35,10 @@ def cells(result: Result) -> tuple[str, ...]:
     row, sign = result.row, "≥" if result.row.more_is_better else "≤"
     spread = f"{show(min(result.values), row.unit)} … {show(max(result.values), row.unit)}"
     goal = "" if row.goal is None else f"{sign} {show(row.goal, row.unit)}"
-    return (row.label, f"{sign} {show(row.must, row.unit)}", goal, show(result.median, row.unit), spread,
-            SHOWN[result.verdict])  # fmt: skip
+    reached = show(result.median, row.unit)
+    if result.by_hand is not None:
+        reached += f" (by hand {show(result.by_hand, row.unit)})"
+    return row.label, f"{sign} {show(row.must, row.unit)}", goal, reached, spread, SHOWN[result.verdict]
 
 
 def table(found: Sequence[Result]) -> str:
@@ -66,8 +68,8 @@ def as_json(rounds: Sequence[Round], found: Sequence[Result], sizes: Sizes) -> d
         "sizes": asdict(sizes),
         "rows": [
             {"topic": result.row.topic, "what": result.row.label, "unit": result.row.unit, "must": result.row.must,
-             "goal": result.row.goal, "reached": round(result.median, 4), "verdict": result.verdict,
-             "rounds": [round(value, 4) for value in result.values]}
+             "goal": result.row.goal, "reached": round(result.median, 4), "by_hand": result.by_hand,
+             "verdict": result.verdict, "rounds": [round(value, 4) for value in result.values]}
             for result in found
         ],
         "rounds": [
@@ -89,24 +91,53 @@ def machine() -> dict[str, Any]:
             "processor": platform.machine(), "cores": os.cpu_count(), "packages": packages}  # fmt: skip
 
 
-def write(folder: Path, rounds: Sequence[Round], found: Sequence[Result], sizes: Sizes) -> None:
-    """The files in docs/."""
-    from bench.picture import draw
+def write(
+    folder: Path, rounds: Sequence[Round], found: Sequence[Result], sizes: Sizes
+) -> tuple[dict[str, float], list[Result]]:
+    """The texts in docs/; back come the rates and rows for the picture, whose library only who measures has.
 
+    What this run did not measure stays as it was, and is said to be of another day.
+    """
+    file, page = folder / "performance.json", folder / "performance.md"
+    former = json.loads(file.read_text()) if file.exists() else {}
     data = as_json(rounds, found, sizes)
-    (folder / "performance.json").write_text(json.dumps(data, indent=1) + "\n")
-    page = folder / "performance.md"
-    page.write_text(with_table(page.read_text(), markdown(rounds, found, data)))
-    draw(folder / "performance.svg", rates(rounds), found)
+    results = [*found, *kept(former, found, data)]
+    results.sort(key=lambda result: ROWS.index(result.row))
+    every = all_rates(former, rounds)
+    file.write_text(json.dumps(data, indent=1) + "\n")
+    page.write_text(with_table(page.read_text(), markdown(rounds, results, every, data)))
+    return every, results
 
 
-def markdown(rounds: Sequence[Round], found: Sequence[Result], data: dict[str, Any]) -> str:
+def kept(former: dict[str, Any], found: Sequence[Result], data: dict[str, Any]) -> list[Result]:
+    """Rows of an earlier run that this one has not measured; they are added to its data, with their day."""
+    here, rows = {result.row.label for result in found}, {row.label: row for row in ROWS}
+    old = [row for row in former.get("rows", ()) if row["what"] in rows and row["what"] not in here]
+    data["rows"] += [{**row, "measured_at": row.get("measured_at", former["measured_at"])} for row in old]
+    if old and rounds_of(former):
+        data["former_rounds"] = rounds_of(former)
+    return [Result(rows[row["what"]], tuple(row["rounds"]), row.get("by_hand")) for row in old]
+
+
+def rounds_of(former: dict[str, Any]) -> list[Round]:
+    """All that is known of earlier rounds: newer ones say more."""
+    older, newer = former.get("former_rounds", []), former.get("rounds", [])
+    return [{**(older[at] if at < len(older) else {}), **done} for at, done in enumerate(newer)]
+
+
+def all_rates(former: dict[str, Any], rounds: Sequence[Round]) -> dict[str, float]:
+    """Of everybody, in this run or before."""
+    return (rates(rounds_of(former)) if rounds_of(former) else {}) | rates(rounds)
+
+
+def markdown(rounds: Sequence[Round], found: Sequence[Result], every: Mapping[str, float], data: dict[str, Any]) -> str:
     """The part of the page that a run writes."""
     where = data["machine"]
     packages = ", ".join(f"{name} {number}" for name, number in where["packages"].items())
     lines = [
         f"Measured {data['measured_at'][:10]}: {len(rounds)} rounds, Python {where['python']}, "
         f"SQLite {where['sqlite']}, {where['cores']} cores of {where['processor']} ({where['system']}); {packages}.",
+        *(f"Rows of {', '.join(topics)}: {day}." for day, topics in _days(data).items()),
         "",
         "| " + " | ".join(HEAD) + " |",
         "|" + "---|" * len(HEAD),
@@ -114,9 +145,19 @@ def markdown(rounds: Sequence[Round], found: Sequence[Result], data: dict[str, A
         "",
         "| contestant | events/s (median) |",
         "|---|---|",
-        *(f"| {name} | {rate:,.0f} |" for name, rate in rates(rounds).items()),
+        *(f"| {name} | {rate:,.0f} |" for name, rate in every.items()),
     ]
     return "\n".join(lines)
+
+
+def _days(data: dict[str, Any]) -> dict[str, list[str]]:
+    """Topics that were measured on other days."""
+    days: dict[str, list[str]] = {}
+    for row in data["rows"]:
+        topics = days.setdefault(row["measured_at"][:10], []) if "measured_at" in row else [row["topic"]]
+        if row["topic"] not in topics:
+            topics.append(row["topic"])
+    return days
 
 
 def with_table(page: str, text: str) -> str:

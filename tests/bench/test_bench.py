@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,8 +49,9 @@ def test_every_row_is_computed_from_contestants_that_run_with_its_topic() -> Non
     for row in rows.ROWS:
         here = {contestant.name for contestant in chosen(QUICK, {row.topic})}
         assert here <= everybody
-        named = [name for cell in row.value.__closure__ or () if (name := cell.cell_contents) in everybody]
-        assert named and set(named) <= here, row.label
+        for value in (row.value, row.yardstick or row.value):
+            named = _named(value)
+            assert named and set(named) <= here, row.label
     assert {row.topic for row in rows.ROWS} == set(TOPICS)
 
 
@@ -63,10 +66,56 @@ def test_a_quick_run_of_the_main_rows_gives_every_figure_the_report_needs(tmp_pa
     assert all(result.row.label in text for result in found)
     data = report.as_json([done], found, QUICK)
     assert [row["what"] for row in data["rows"]] == [result.row.label for result in found]
-    page = report.with_table(f"a\n{report.BEGIN}\nold\n{report.END}\nb\n", report.markdown([done], found, data))
+    page = report.with_table(
+        f"a\n{report.BEGIN}\nold\n{report.END}\nb\n", report.markdown([done], found, report.rates([done]), data)
+    )
     assert "old" not in page
     assert page.startswith("a\n")
     assert page.endswith(f"{report.END}\nb\n")
+
+
+def test_a_run_of_some_topics_leaves_the_rows_of_others_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "performance.md").write_text(f"{report.BEGIN}\n{report.END}\n")
+    names = {name for row in rows.ROWS for value in (row.value, row.yardstick or row.value) for name in _named(value)}
+    figures = dict.fromkeys([*(name for row in rows.ROWS for name in _figures(row)), "rate", "cpu_rate"], 2.0)
+    done = {name: dict(figures) for name in names}
+    all_topics = set(TOPICS)
+    report.write(tmp_path, [done], rows.results([done], all_topics), QUICK)
+    file = tmp_path / "performance.json"
+    whole = json.loads(file.read_text())
+    whole["measured_at"] = "2020-02-02T00:00:00+00:00"
+    file.write_text(json.dumps(whole))
+    for _ in range(2):
+        faster = {"raw": figures, "projection": {**figures, "rate": 4.0}}
+        report.write(tmp_path, [faster], rows.results([faster], {"projection"}), QUICK)
+    again = {row["what"]: row for row in json.loads(file.read_text())["rows"]}
+    assert set(again) == {row.label for row in rows.ROWS}
+    for row in whole["rows"]:
+        new = again[row["what"]]
+        if row["topic"] == "projection":
+            assert (new["reached"], "measured_at" in new) == (2.0, False)
+        else:
+            assert {**row, "measured_at": new["measured_at"]} == new
+            assert new["measured_at"].startswith("2020-02-02")
+    page = (tmp_path / "performance.md").read_text()
+    assert all(row.label in page for row in rows.ROWS)
+    assert f"Rows of {', '.join(topic for topic in _in_order() if topic != 'projection')}: 2020-02-02." in page
+    assert "| projection | 4 |" in page and "| emit | 2 |" in page
+
+
+def _in_order() -> list[str]:
+    return list(dict.fromkeys(row.topic for row in rows.ROWS))
+
+
+def _named(value: Callable[..., float]) -> list[str]:
+    """The contestants that a row looks at."""
+    everybody = {contestant.name for contestant in contestants(Sizes())}
+    return [name for cell in value.__closure__ or () if (name := cell.cell_contents) in everybody]
+
+
+def _figures(row: rows.Row) -> list[str]:
+    """The figures that it looks at."""
+    return [cell.cell_contents for value in (row.value, row.yardstick or row.value) for cell in value.__closure__ or ()]
 
 
 def test_a_quick_run_of_deliveries_failures_and_recovery_gives_its_figures(tmp_path: Path) -> None:
