@@ -87,10 +87,33 @@ def test_a_file_of_the_first_format_is_brought_up_to_date_and_used(former: Path)
     numbers = dict(
         connection.execute("SELECT name, value FROM redrive_meta WHERE name IN ('format', 'compatible_from')")
     )
-    assert numbers == {"format": 2, "compatible_from": 2}  # the former redrive would miss what has no version
-    indexed = connection.execute("SELECT count(*) FROM redrive_events INDEXED BY redrive_events_key WHERE version > 0")
-    assert indexed.fetchone() == (6,)
+    assert numbers == {"format": 3, "compatible_from": 3}  # the former redrive would not write where keys lie
+    assert connection.execute("SELECT count(*), max(position) FROM redrive_keys").fetchone() == (5, 6)
     connection.close()
+
+
+def test_in_a_long_file_of_the_second_format_all_are_found_by_their_key_afterwards(former: Path) -> None:
+    """Some of its events lie behind the last span."""
+    connection = sqlite3.connect(former)
+    with connection:
+        connection.executescript((Path(migrate.__file__).parent / "format_2.sql").read_text("utf-8"))
+        connection.execute("UPDATE redrive_meta SET value = 2 WHERE name IN ('format', 'compatible_from')")
+        rows = [(f"e{n}", f"k{n % 7}", 1 + n // 7) for n in range(5_000)]
+        connection.executemany(
+            "INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, data) "
+            "VALUES (1, ?, 'paid', ?, ?, 1, 0, '1')", rows,
+        )  # fmt: skip
+        connection.execute("INSERT INTO redrive_spans VALUES (0, 1, 'paid', 0, 0), (1, 1, 'paid', 0, 0)")
+    connection.close()
+    app = App(str(former))
+    log = app.log("orders")
+    for key in ("k0", "k6"):
+        expected = [id for id, its, _ in rows if its == key]
+        assert [event.id for event in log.read_key(key)] == expected
+        assert log.append("paid", 1, key=key, expected_version=len(expected)).version == len(expected) + 1
+    log.append_many([{"type": "paid", "key": "k0"}] * 3_000)  # the next spans
+    assert [event.version for event in log.read_key("k0", after_version=700)] == [*range(701, 3_717)]
+    app.close()
 
 
 def test_who_dies_while_a_file_is_brought_up_to_date_leaves_the_former_format(former: Path) -> None:

@@ -339,7 +339,7 @@ def test_numbers_go_on_where_all_rows_are_gone(bank: Any, place: Place) -> None:
 
 def test_every_table_is_copied_or_made_anew(bank: Any) -> None:
     """Whoever adds a table decides what becomes of it here."""
-    derived = {"letter_counts", "lanes", "spans", "sieve", "audit_end"}
+    derived = {"letter_counts", "lanes", "spans", "keys", "keyed", "sieve", "audit_end"}
     left_behind = {"workers", "breakers", "probes", "buckets"}  # of the moment: they are made anew
     with bank.app.runtime.store.reading() as tx:
         on_postgres = "postgresql" in bank.app.runtime.store.url

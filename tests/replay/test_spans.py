@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redrive import VersionConflict
+from redrive import App, VersionConflict
 from redrive.replay.events import EventRow, Wanted, following, newest
 from redrive.replay.prune import What
-from redrive.store import spans
+from redrive.store import spans, versions
 
 pytestmark = pytest.mark.sqlite("there are no spans where transactions append side by side")
 
@@ -126,3 +128,84 @@ def test_another_process_has_appended_meanwhile(bank: Any, monkeypatch: pytest.M
                 tx.logs.spans._due = 0  # as one who has seen nothing yet
         whole = bank.harness.query("SELECT DISTINCT span FROM redrive_spans ORDER BY span")
         assert whole == [(span,) for span in range(position // 4)]
+
+
+# ---------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_events_are_found_by_their_key_as_if_each_had_been_looked_at(
+    bank: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(spans, "SPAN", dice.choice([1, 2, 5, 16]))
+    monkeypatch.setattr(versions, "NEAR", dice.choice([0, 3, 2_000]))
+    monkeypatch.setattr(versions, "KEYS_MAX", dice.choice([0, 2, 100_000]))
+    bank.deposit("a", 1)
+    counts: Counter[str] = Counter()
+    for _ in range(40):
+        happen(bank, dice)
+        store, key = bank.app.runtime.store, dice.choice("abc")
+        rows = bank.harness.query(
+            "SELECT position, version FROM redrive_events WHERE log = (SELECT id FROM redrive_logs WHERE name = "
+            f"'deposits') AND key = '{key}' ORDER BY position"
+        )
+        counts[key] = max([counts[key], *(version for _, version in rows)])
+        after, size = dice.randrange(4), dice.choice([1, 3, 50])
+        found = [(event.position, event.version) for event in bank.deposits.read_key(key, after_version=after)]
+        assert found == [row for row in rows if row[1] > after]
+        wanted = Wanted("deposits", key)
+        assert positions(newest(store, wanted, size)) == [position for position, _ in rows][-size:]
+        assert positions(following(store, wanted, 3, size)) == [position for position, _ in rows if position > 3][:size]
+        if dice.random() < 0.5:
+            with pytest.raises(VersionConflict):
+                bank.deposits.append("refused", 0, key=key, expected_version=counts[key] + 1)
+            event = bank.deposits.append("deposited", {"amount": 1}, key=key, expected_version=counts[key])
+            counts[key] += 1
+            assert event.version == counts[key]
+        assert bank.harness.query(
+            "SELECT count(*) FROM redrive_keys WHERE position NOT IN (SELECT position FROM redrive_events)"
+        ) == [(0,)]
+    bank.run()
+    bank.check_sound()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_who_append_in_turns_count_on_from_each_other(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(spans, "SPAN", dice.choice([1, 4, 30]))
+    monkeypatch.setattr(versions, "NEAR", dice.choice([0, 5, 2_000]))
+    monkeypatch.setattr(versions, "KEYS_MAX", dice.choice([1, 100_000]))
+    apps = [App(str(tmp_path / "shop.db")) for _ in range(2)]
+    counts: Counter[tuple[str, str]] = Counter()
+    for _ in range(120):
+        name, keys = dice.choice(["orders", "payments"]), dice.choices("abcdefgh", k=dice.choice([1, 1, 2, 9]))
+        made = dice.choice(apps).log(name).append_many([{"type": "made", "key": key} for key in keys])
+        for event, key in zip(made, keys, strict=True):
+            counts[name, key] += 1
+            assert event.version == counts[name, key]
+    for app in apps:
+        for (name, key), count in counts.items():
+            assert [event.version for event in app.log(name).read_key(key)] == [*range(1, count + 1)]
+        app.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["DELETE FROM redrive_keys WHERE version IN (2, 3)", "UPDATE redrive_keys SET position = 1 WHERE version IN (2, 3)",
+     "UPDATE redrive_keys SET key = 'b' WHERE version IN (2, 3)"],
+)  # fmt: skip
+def test_an_event_that_its_key_does_not_lead_to_is_found(
+    bank: Any, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "SPAN", 4)
+    for _ in range(20):
+        bank.deposit("a", 1)
+    bank.run()
+    bank.check_sound()
+    with bank.app.runtime.store.transaction() as tx:
+        tx.connection.execute(damage)
+    found = [one for verdict in bank.desk.verify() for one in verdict.violations]
+    assert {(one.rule, one.positions) for one in found} == {("strays", (2, 3))}

@@ -87,7 +87,8 @@ def append_all(names: Names, sql: Sql, batches: Sequence[Batch]) -> tuple[list[R
     if highest := _highest(rows):
         names.spans.passed(highest)
     for log in remembered:
-        names.versions[log].counted(sql.value("log_last", (log,)), ())
+        is_last = len(logs) == 1 and rows and rows[-1][0] is not None
+        names.versions[log].counted(rows[-1][0] if is_last else sql.value("log_last", (log,)), ())
     return rows, repeated
 
 
@@ -128,13 +129,13 @@ def _last_versions(
     remembered: list[int] = []
     for log_name, wanted in keys.items():
         log = logs[log_name]
-        if len(wanted) <= 1:
-            found[log_name] = {key: sql.value("key_version", (log, key)) for key in wanted}
-        elif sql.is_far:  # another round trip, to learn that nobody else has appended, takes longer than to ask
-            found[log_name] = from_json(sql.value("key_versions", (log, to_json([*wanted]).decode())))
-        else:
+        if not sql.is_far and wanted:
             found[log_name] = names.versions[log].of(sql, log, wanted, sql.value("log_last", (log,)))
             remembered.append(log)
+        elif len(wanted) <= 1:
+            found[log_name] = {key: sql.value("pg_key_version", (log, key)) for key in wanted}
+        else:  # another round trip, to learn that nobody else has appended, takes longer than to ask
+            found[log_name] = from_json(sql.value("key_versions", (log, to_json([*wanted]).decode())))
     return found, remembered
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redrive.event import WITHDRAWN, Event, NewEvent
 from redrive.store.append import append_all
+from redrive.store.emit import emit_far, emit_near
 from redrive.store.scheduled import taken_back, waiting_row
 from redrive.store.spans import Spans
 from redrive.store.sql import Row, Sql
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from redrive.types import EventTypes
 
 T = TypeVar("T")
-
-EMIT_BLOCK = 16  # rows of the query event_emit_block; more in one statement gain nothing
 
 
 class Logs:
@@ -38,7 +38,7 @@ class Logs:
         self._created: set[str] = set()  # by a transaction that may still be rolled back
         self.spans = spans or Spans(sql)
         self.dense: set[int] = set()  # logs that filled most of the table where they were read last
-        self.versions: dict[int, Versions] = defaultdict(Versions)  # of the logs that many events at a time go to
+        self.versions: dict[int, Versions] = defaultdict(partial(Versions, self.spans))  # of the logs appended to
 
     def id_of(self, name: str, *, create: bool = False) -> int:
         """The log's number; 0 for a log that has no events yet and may not be created now."""
@@ -74,15 +74,9 @@ class Logs:
         self._sql.claim((log,))
         if any(e.due is not None for e in events):
             events = self._schedule(log, log_name, events)
-        whole = len(events) - len(events) % EMIT_BLOCK
-        if whole and not self._append_blocks(log, events[:whole]):
-            whole = 0
-        rows = [(log, e.id, e.type, e.key, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events[whole:]]
-        self._sql.many("event_emit", rows)
-        last = self.last(log)
-        if whole:
-            self.versions[log].counted(last, [e.key for e in events[whole:]])
-        self.spans.passed(last)
+        if events:
+            emit = emit_far if self._sql.is_far else emit_near
+            self.spans.passed(emit(self._sql, log, events, self.versions[log]))
 
     def _schedule(self, log: int, log_name: str, events: Sequence[NewEvent]) -> list[NewEvent]:
         """Schedule what is to come later, take back what is not to come, and return the others."""
@@ -93,29 +87,6 @@ class Logs:
             else:
                 self._sql.many("scheduled_emit", [waiting_row(log, event) for event in some])
         return [e for e in events if e.due is None]
-
-    def _append_blocks(self, log: int, events: Sequence[NewEvent]) -> bool:
-        """Append many in few steps; False, and nothing of it stays, if one of them is stored already.
-
-        Each step gives up Python's lock and has to win it back, so a row costs less in a block. A block cannot see
-        the versions it gives out itself: they are counted here, and a row left out would leave a gap.
-        """
-        last = self.last(log)
-        keys = {e.key for e in events if e.key is not None}
-        versions = self.versions[log].of(self._sql, log, keys, last)
-        blocks: list[list[Any]] = []
-        for begin in range(0, len(events), EMIT_BLOCK):
-            block: list[Any] = [log]
-            for id, kind, key, schema, time_us, headers, data, _, _, _, _ in events[begin : begin + EMIT_BLOCK]:
-                version = None
-                if key is not None:
-                    version = versions[key] = versions[key] + 1
-                block += (id, kind, key, version, schema, time_us, headers, data)
-            blocks.append(block)
-        if self._sql.many("event_emit_block", blocks) == len(events):
-            return True
-        self._sql.run("emitted_above", (log, last))
-        return False
 
     def after(self, log: int, position: int, limit: int) -> list[Row]:
         """The next rows above a position, in order."""

@@ -26,23 +26,9 @@ SELECT position, id, type, key, version, schema, time_us, headers, data FROM red
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
 WHERE position = ? AND log = ?
 
--- name: key_version
-SELECT max(version) FROM redrive_events WHERE log = ? AND key = ? AND version > 0
-
 -- name: events_after
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
 WHERE log = ? AND position > ? ORDER BY position LIMIT ?
-
--- name: events_of_key
--- What is in the index on keys, and what landed without a version after the last event that has this one or a lower.
-SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
-WHERE log = ?1 AND key = ?2 AND version > ?3
-UNION ALL SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data
-FROM redrive_logs l CROSS JOIN redrive_events e
-WHERE l.id = ?1 AND e.log = l.id AND e.position >= l.landed_from AND e.version IS NULL AND e.key = ?2
-  AND e.position > coalesce((SELECT position FROM redrive_events
-                             WHERE log = ?1 AND key = ?2 AND version > 0 AND version <= ?3 ORDER BY version DESC LIMIT 1), 0)
-ORDER BY 1 LIMIT ?4
 
 -- name: log_last
 SELECT coalesce(max(position), 0) FROM redrive_events WHERE log = ?
@@ -789,21 +775,6 @@ SELECT min(position) FROM redrive_letters WHERE subscription = :subscription AND
 SELECT position FROM redrive_letters
 WHERE subscription = :subscription AND state <> 'superseded' AND state IN ('applied', 'discarded') AND touched_at >= :before
 ORDER BY position LIMIT 1
-
--- name: prune_events_count
--- Events that nobody needs: not the one with the highest version of its key, because versions count on from it.
-SELECT count(*) FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.version IS NULL OR EXISTS
-      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
-
--- name: prune_events_page
-SELECT e.position FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.version IS NULL OR EXISTS
-      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
-ORDER BY e.position LIMIT :limit
-
--- name: prune_events_letters
-SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
-WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.version IS NULL OR EXISTS
-      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
 
 -- name: trim_page
 -- The oldest events of a log.

@@ -1,7 +1,8 @@
 """Spans: which types and times of events lie in each stretch of positions, so that a listing passes over the others.
 
 A span is written once, by whoever appends the first event behind it, in the same transaction. It may say too much,
-since events are pruned, but never too little. What lies above the last span is read itself.
+since events are pruned, but never too little. What lies above the last span is read itself. So it is with where the
+events of each key lie: written one by one, that cost as much as the events.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from redrive.codec import from_json
 from redrive.store.sql import Sql
 
 SPAN = 2048  # positions; a part of what is stored: spans of another size would be read wrongly
@@ -35,11 +37,21 @@ class Spans:
         for span in range(self._last() + 1, here):
             low = span * SPAN
             self._sql.run("span_add", {"span": span, "above": low - 1, "upto": low + SPAN - 1})
+        self._sql.run("keys_add", {"below": here * SPAN})
+        self._sql.run("keys_added", {"below": here * SPAN})
         self._due = (here + 1) * SPAN
 
     def _last(self) -> int:
         found: int | None = self._sql.value("span_last")
         return -1 if found is None else found
+
+    def versions_above(self, log: int, position: int | None) -> dict[str, int] | None:
+        """The last versions of the keys above a position; without one, of events that are not found by their key yet.
+
+        None: all are.
+        """
+        found: dict[str, int] = from_json(self._sql.value("versions_above", (log, position)))
+        return found
 
     def ranges(self, where: dict[str, Any], *, newest: bool) -> Iterator[Range]:
         """Where events of a type and time may lie between `after` and `upto`, in the order of a listing."""
@@ -70,7 +82,7 @@ class Spans:
                 where = {**where, "first": found[-1] + 1}
 
     def strays(self, log: int) -> list[int]:
-        """Positions that their span does not speak of: a listing would miss them."""
+        """Positions that their span, or their key, does not lead to: a listing would miss them."""
         return [position for (position,) in self._sql.all("ledger_strays", {"log": log, "size": SPAN})]
 
     def prune(self, upto: int) -> None:
@@ -85,6 +97,7 @@ class NoSpans(Spans):
 
     def passed(self, position: int) -> None: ...
     def prune(self, upto: int) -> None: ...
+    def versions_above(self, log: int, position: int | None) -> dict[str, int] | None: ...
 
     def ranges(self, where: dict[str, Any], *, newest: bool) -> Iterator[Range]:
         """All of it."""

@@ -18,7 +18,7 @@ Params = Mapping[str, Any] | Sequence[Any]
 Row = tuple[Any, ...]
 
 INSERT_MAX = 64  # rows per statement: each is cheaper than the one before, here no longer by much
-_NUMBERED = re.compile(r"\?(\d+)")
+_NUMBERED, _UNNUMBERED = re.compile(r"\?(\d+)"), re.compile(r"\?(?!\d)")
 BOOKS = 0  # claimed like a log by who writes what depends on the last row: the audit's chain, the list of subscriptions
 
 
@@ -52,8 +52,13 @@ def load_queries(path: Path) -> dict[str, str]:
 
 @cache
 def _widened(insert: str, rows: int) -> str:
-    """The statement for one row, for several: `VALUES (…), (…), (…)`. Numbered parameters are counted on."""
+    """The statement for one row, for several: `VALUES (…), (…), (…)`.
+
+    Numbered parameters are counted on; beside others, which SQLite numbers itself, they are the same in all rows.
+    """
     row = insert[insert.rindex("VALUES (") + len("VALUES ") :]
+    if _UNNUMBERED.search(row):
+        return ", ".join((insert, *([row] * (rows - 1))))
     width = max((int(number) for number in _NUMBERED.findall(row)), default=0)
 
     def numbered_from(first: int) -> str:
@@ -138,12 +143,15 @@ class Sql:
             done += count
         return keys
 
-    def put_all(self, name: str, rows: Sequence[Row]) -> int:
-        """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted."""
+    def put_all(self, name: str, rows: Sequence[Row], shared: Row = ()) -> int:
+        """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted.
+
+        `shared`: values of numbered parameters that are the same for all rows; each is bound once.
+        """
         insert, count, done = self.queries[name], 0, 0
         while done < len(rows):
             width = min(1 << (len(rows) - done).bit_length() - 1, INSERT_MAX)
-            values = _in_a_row(rows[done : done + width])
+            values = [*shared, *_in_a_row(rows[done : done + width])]
             count += self.connection.execute(_widened(insert, width), values).rowcount
             done += width
         return count

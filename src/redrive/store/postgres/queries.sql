@@ -40,13 +40,13 @@ VALUES (?1, ?2, ?3, ?4::text, CASE WHEN ?4::text IS NOT NULL THEN
         (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4 AND version > 0) END, ?5, ?6, ?7, ?8)
 RETURNING position, version
 
--- name: event_emit
+-- name: pg_event_emit
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
 VALUES (?1, ?2, ?3, ?4::text, CASE WHEN ?4::text IS NOT NULL THEN
         (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4 AND version > 0) END, ?5, ?6, ?7, ?8)
 ON CONFLICT (log, id) DO NOTHING
 
--- name: event_emit_block
+-- name: pg_event_emit_block
 INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data) VALUES
 (?1, ?, ?, ?, ?, ?, ?, ?, ?),
 (?1, ?, ?, ?, ?, ?, ?, ?, ?),
@@ -66,10 +66,24 @@ INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, header
 (?1, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 
+-- name: pg_key_version
+SELECT max(version) FROM redrive_events WHERE log = ? AND key = ? AND version > 0
+
 -- name: key_versions
 SELECT coalesce(json_object_agg(k.key, coalesce((SELECT max(version) FROM redrive_events
                                                  WHERE log = ?1 AND key = k.key AND version > 0), 0)), '{}')::text
 FROM jsonb_array_elements_text(?2::jsonb) AS k (key)
+
+-- name: events_of_key
+-- What is in the index on keys, and what landed without a version after the last event that has this one or a lower.
+SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
+WHERE log = ?1 AND key = ?2 AND version > ?3
+UNION ALL SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data
+FROM redrive_logs l CROSS JOIN redrive_events e
+WHERE l.id = ?1 AND e.log = l.id AND e.position >= l.landed_from AND e.version IS NULL AND e.key = ?2
+  AND e.position > coalesce((SELECT position FROM redrive_events
+                             WHERE log = ?1 AND key = ?2 AND version > 0 AND version <= ?3 ORDER BY version DESC LIMIT 1), 0)
+ORDER BY 1 LIMIT ?4
 
 -- name: events_near
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
@@ -473,6 +487,21 @@ DELETE FROM redrive_edits WHERE subscription = :subscription
 -- name: prune_events_types
 SELECT type, count(*) FROM redrive_events WHERE position = ANY (ARRAY(SELECT jsonb_array_elements_text(:positions::jsonb)::bigint))
   AND position > :above AND position <= :upto GROUP BY type
+
+-- name: prune_events_count
+-- Events that nobody needs: not the one with the highest version of its key, because versions count on from it.
+SELECT count(*) FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.version IS NULL OR EXISTS
+      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
+
+-- name: prune_events_page
+SELECT e.position FROM redrive_events e WHERE e.log = :log AND e.position <= :upto AND (e.version IS NULL OR EXISTS
+      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
+ORDER BY e.position LIMIT :limit
+
+-- name: prune_events_letters
+SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
+WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log AND (e.version IS NULL OR EXISTS
+      (SELECT 1 FROM redrive_events n WHERE n.log = :log AND n.key = e.key AND n.version > e.version AND n.position <= :last))
 
 -- name: prune_events
 DELETE FROM redrive_events WHERE position = ANY (ARRAY(SELECT jsonb_array_elements_text(:positions::jsonb)::bigint))

@@ -135,7 +135,7 @@ class PostgresSql(Sql):
         """Insert rows in order, by a statement that takes a list for each column, and return their keys."""
         return [key for (key,) in self._execute(name, _columns(rows)).fetchall()] if rows else []
 
-    def put_all(self, name: str, rows: Sequence[Row]) -> int:
+    def put_all(self, name: str, rows: Sequence[Row], shared: Row = ()) -> int:
         """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted."""
         count: int = self._execute(name, _columns(rows)).rowcount if rows else 0
         return count

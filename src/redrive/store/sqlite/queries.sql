@@ -23,38 +23,40 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 INSERT OR FAIL INTO redrive_events (log, id, type, key, version, schema, time_us, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: event_emit
--- An emission: the version is the next of its key, an id that is there already is left as it is. One row of VALUES: with
--- a SELECT in their place, SQLite copies the row into a temporary table first, because the statement reads its own table.
-INSERT INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
-VALUES (?1, ?2, ?3, ?4, CASE WHEN ?4 IS NOT NULL THEN
-        (SELECT coalesce(max(version), 0) + 1 FROM redrive_events WHERE log = ?1 AND key = ?4 AND version > 0) END, ?5, ?6, ?7, ?8)
-ON CONFLICT (log, id) DO NOTHING
+-- name: emission_insert
+-- Run likewise. A row whose id is taken is left out; the caller counts. The log is the same in all of them.
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data)
+VALUES (?1, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: event_emit_block
--- Sixteen new emissions in one step. A row whose id or version is taken is left out; the caller counts.
-INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_us, headers, data) VALUES
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?),
-(?1, ?, ?, ?, ?, ?, ?, ?, ?)
+-- name: emission_insert_plain
+INSERT OR IGNORE INTO redrive_events (log, id, type, key, version, schema, time_us, data)
+VALUES (?1, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: key_versions
--- The last versions of many keys as one JSON object: one step, however many keys there are.
-SELECT json_group_object(value, coalesce((SELECT max(version) FROM redrive_events
-                                          WHERE log = ?1 AND key = value AND version > 0), 0)) FROM json_each(?2)
+-- The last versions of many keys, as far as they are in redrive_keys, as one JSON object: one step, however many keys there are.
+SELECT json_group_object(value, coalesce((SELECT max(version) FROM redrive_keys WHERE log = ?1 AND key = value), 0))
+FROM json_each(?2)
+
+-- name: versions_above
+-- The versions of all keys above a position, or of what is not in redrive_keys yet: the last one of a key comes last.
+SELECT json_group_object(key, version) FROM
+  (SELECT key, version FROM redrive_events NOT INDEXED
+   WHERE position > coalesce(?2, (SELECT below - 1 FROM redrive_keyed)) AND log = ?1 AND version > 0 ORDER BY position)
+
+-- name: events_of_key
+-- What is in redrive_keys, what is not yet, and what landed without a version after the last event that has this one or a lower.
+SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data
+FROM redrive_keys k CROSS JOIN redrive_events e ON e.position = k.position
+WHERE k.log = ?1 AND k.key = ?2 AND k.version > ?3
+UNION ALL SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_tail
+WHERE log = ?1 AND key = ?2 AND version > ?3
+UNION ALL SELECT e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data
+FROM redrive_logs l CROSS JOIN redrive_events e
+WHERE l.id = ?1 AND e.log = l.id AND e.position >= l.landed_from AND e.version IS NULL AND e.key = ?2
+  AND e.position > coalesce((SELECT max(position) FROM redrive_tail WHERE log = ?1 AND key = ?2 AND version <= ?3),
+                            (SELECT position FROM redrive_keys WHERE log = ?1 AND key = ?2 AND version <= ?3
+                             ORDER BY version DESC LIMIT 1), 0)
+ORDER BY 1 LIMIT ?4
 
 -- name: events_packed
 -- What `events_after` finds as one JSON text, and all their data in one piece: one step.
@@ -95,21 +97,31 @@ WHERE log = :log AND position > :after AND position <= :upto AND time_us >= :sin
 ORDER BY position DESC LIMIT :limit
 
 -- name: events_of_key_up
--- The plus keeps SQLite to the index on the key: a range of positions looks better to it and is not.
-SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
-       CASE WHEN :payload THEN data END
-FROM redrive_events
-WHERE log = :log AND key = :key AND version > 0 AND +position > :after AND +position <= :upto
+-- What is in redrive_keys, and what is not yet. Versions are in the order of positions.
+SELECT e.position, e.log, e.id, e.type, e.key, k.version, e.schema, e.time_us, length(e.data),
+       CASE WHEN :payload THEN e.headers END, CASE WHEN :payload THEN e.data END
+FROM redrive_keys k CROSS JOIN redrive_events e ON e.position = k.position
+WHERE k.log = :log AND k.key = :key AND +k.position > :after AND +k.position <= :upto
+  AND e.time_us >= :since AND e.time_us < :until AND (:type IS NULL OR e.type = :type OR e.type GLOB :type)
+UNION ALL SELECT position, log, id, type, key, version, schema, time_us, length(data),
+       CASE WHEN :payload THEN headers END, CASE WHEN :payload THEN data END
+FROM redrive_tail
+WHERE log = :log AND key = :key AND version > 0 AND position > :after AND position <= :upto
   AND time_us >= :since AND time_us < :until AND (:type IS NULL OR type = :type OR type GLOB :type)
-ORDER BY version LIMIT :limit
+ORDER BY 6 LIMIT :limit
 
 -- name: events_of_key_down
-SELECT position, log, id, type, key, version, schema, time_us, length(data), CASE WHEN :payload THEN headers END,
-       CASE WHEN :payload THEN data END
-FROM redrive_events
-WHERE log = :log AND key = :key AND version > 0 AND +position > :after AND +position <= :upto
+SELECT e.position, e.log, e.id, e.type, e.key, k.version, e.schema, e.time_us, length(e.data),
+       CASE WHEN :payload THEN e.headers END, CASE WHEN :payload THEN e.data END
+FROM redrive_keys k CROSS JOIN redrive_events e ON e.position = k.position
+WHERE k.log = :log AND k.key = :key AND +k.position > :after AND +k.position <= :upto
+  AND e.time_us >= :since AND e.time_us < :until AND (:type IS NULL OR e.type = :type OR e.type GLOB :type)
+UNION ALL SELECT position, log, id, type, key, version, schema, time_us, length(data),
+       CASE WHEN :payload THEN headers END, CASE WHEN :payload THEN data END
+FROM redrive_tail
+WHERE log = :log AND key = :key AND version > 0 AND position > :after AND position <= :upto
   AND time_us >= :since AND time_us < :until AND (:type IS NULL OR type = :type OR type GLOB :type)
-ORDER BY version DESC LIMIT :limit
+ORDER BY 6 DESC LIMIT :limit
 
 -- name: events_anywhere_up
 -- The same across all logs.
@@ -137,6 +149,14 @@ INSERT INTO redrive_spans SELECT DISTINCT :span, log, type,
        (SELECT min(time_us) FROM redrive_events WHERE position > :above AND position <= :upto),
        (SELECT max(time_us) FROM redrive_events WHERE position > :above AND position <= :upto)
 FROM redrive_events NOT INDEXED WHERE position > :above AND position <= :upto
+
+-- name: keys_add
+-- In the order of the index: each of its pages is written once.
+INSERT OR IGNORE INTO redrive_keys SELECT log, key, version, position FROM redrive_tail
+WHERE position < :below AND version IS NOT NULL ORDER BY log, key, version
+
+-- name: keys_added
+UPDATE redrive_keyed SET below = :below WHERE below < :below
 
 -- name: spans_up
 -- Spans in which events that are asked for may lie.
@@ -275,10 +295,13 @@ WHERE l.subscription = :subscription AND l.state IN ('retrying', 'dead') AND l.l
 ORDER BY l.position
 
 -- name: ledger_strays
--- Events below the end of the last span that their own span does not know.
+-- Events below the end of the last span that their own span does not know, and those that their key does not lead to.
 SELECT position FROM redrive_events e WHERE log = :log AND position < (SELECT (max(span) + 1) * :size FROM redrive_spans)
   AND NOT EXISTS (SELECT 1 FROM redrive_spans s WHERE s.span = e.position / :size AND s.log = e.log AND s.type = e.type
-                  AND s.low <= e.time_us AND s.high >= e.time_us) ORDER BY position
+                  AND s.low <= e.time_us AND s.high >= e.time_us)
+UNION SELECT position FROM redrive_events e WHERE log = :log AND version > 0 AND position < (SELECT below FROM redrive_keyed)
+  AND NOT EXISTS (SELECT 1 FROM redrive_keys k WHERE k.log = e.log AND k.key = e.key AND k.version = e.version
+                  AND k.position = e.position) ORDER BY 1
 
 -- name: ledger_receipts
 -- Operations whose receipt is not what their letters say.
@@ -476,6 +499,30 @@ JOIN redrive_letters l ON l.subscription = :subscription AND l.position = j.valu
 
 -- name: prune_edits_at
 DELETE FROM redrive_edits WHERE subscription = :subscription AND position IN (SELECT value FROM json_each(:positions))
+
+-- name: prune_events_count
+-- Events that nobody needs: not the one with the highest version of its key, because versions count on from it.
+WITH newest AS MATERIALIZED (SELECT key, max(version) AS version FROM redrive_tail
+                             WHERE log = :log AND position <= :last AND version > 0 GROUP BY key)
+SELECT count(*) FROM redrive_events e LEFT JOIN newest n ON n.key = e.key
+WHERE e.log = :log AND e.position <= :upto AND (e.version IS NULL OR e.version < n.version OR EXISTS
+      (SELECT 1 FROM redrive_keys k WHERE k.log = :log AND k.key = e.key AND k.version > e.version AND k.position <= :last))
+
+-- name: prune_events_page
+WITH newest AS MATERIALIZED (SELECT key, max(version) AS version FROM redrive_tail
+                             WHERE log = :log AND position <= :last AND version > 0 GROUP BY key)
+SELECT e.position FROM redrive_events e LEFT JOIN newest n ON n.key = e.key
+WHERE e.log = :log AND e.position <= :upto AND (e.version IS NULL OR e.version < n.version OR EXISTS
+      (SELECT 1 FROM redrive_keys k WHERE k.log = :log AND k.key = e.key AND k.version > e.version AND k.position <= :last))
+ORDER BY e.position LIMIT :limit
+
+-- name: prune_events_letters
+WITH newest AS MATERIALIZED (SELECT key, max(version) AS version FROM redrive_tail
+                             WHERE log = :log AND position <= :last AND version > 0 GROUP BY key)
+SELECT count(*) FROM redrive_letters l JOIN redrive_events e ON e.position = l.position LEFT JOIN newest n ON n.key = e.key
+WHERE l.subscription = :subscription AND l.state = 'discarded' AND l.position <= :upto AND e.log = :log
+  AND (e.version IS NULL OR e.version < n.version OR EXISTS
+      (SELECT 1 FROM redrive_keys k WHERE k.log = :log AND k.key = e.key AND k.version > e.version AND k.position <= :last))
 
 -- name: prune_events_types
 SELECT e.type, count(*) FROM json_each(:positions) j JOIN redrive_events e ON e.position = j.value
