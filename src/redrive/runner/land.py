@@ -13,6 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, cast
 
+from redrive.errors import CommitUnknown
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
@@ -20,6 +21,7 @@ from redrive.runner.asking import AskingLoop
 from redrive.runner.bridge import Bridge, answer, heard
 from redrive.runner.duty import Duty
 from redrive.runner.handed import Landed
+from redrive.runner.standing import Apart, Together
 from redrive.runner.turns import BEHIND_MAX, Turn
 from redrive.runner.wake import Wake
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
@@ -79,19 +81,30 @@ class Landing:
 
     def land(self, messages: Sequence[Message | Plain], starts: Positions) -> bool:
         """What is new of these, and how far we are. False: there is a pause."""
-        wary, self._wary = self._wary, max(0, self._wary - 1)
-        try:
-            return self._land(messages, starts, is_wary=wary > 0)
-        except Repeated:
-            self._wary = WARY_BATCHES
-        return self._land(messages, starts, is_wary=True)
+        is_wary, self._wary = self._wary > 0, max(0, self._wary - 1)
+        # Where something is to be acknowledged the broker hears of it first: nothing is pending meanwhile.
+        stand = None if self.source.acknowledges else self.duty.engine.standing.only(self.duty.subscription.source)
+        while True:  # at most once more for each of the two
+            try:
+                return self._land(messages, starts, Together(stand), is_wary=is_wary)
+            except Repeated:
+                if is_wary:
+                    raise
+                self._wary, is_wary = WARY_BATCHES, True
+            except Apart:
+                stand = None
+            except CommitUnknown:  # who had its turn in there has to look again, too
+                self.duty.engine.appended(self.duty.subscription.source)
+                raise
 
-    def _land(self, messages: Sequence[Message | Plain], starts: Positions, *, is_wary: bool) -> bool:
-        """One transaction: the fence, the events, how far we are."""
+    def _land(
+        self, messages: Sequence[Message | Plain], starts: Positions, together: Together, *, is_wary: bool
+    ) -> bool:
+        """One transaction: the fence, the events, how far we are, and the turn of who waits for them."""
         duty, engine = self.duty, self.duty.engine
         to = {**self.positions, **starts, **_ends(messages)}
         # What the broker is told to have landed must have; what it gives again after a power cut need not.
-        with engine.store.transaction(durable=self.source.acknowledges) as tx:
+        with together, engine.store.transaction(durable=self.source.acknowledges) as tx:
             _, paused, *_ = tx.progress.fence(duty.member, duty.epoch, duty.window.position)
             hit("land.fenced")
             if paused:
@@ -108,16 +121,19 @@ class Landing:
                     "last_time_us": last and last.time_us,
                 }
             )  # fmt: skip
+            if added.rows:
+                together.join(tx, Landed(added.above, added.rows))
             hit("land.before_commit")
         hit("land.committed")
         duty.window.position = duty.window.cursor = position
         duty.settled_at, self.positions, self._has_said = now, to, self._has_said or bool(events)
         if added.rows:
-            engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
+            if not together.is_quiet:
+                engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
             engine.store.news.told(added.rows[0][0], position)
         if events:  # who waits for them first: everybody who is woken wants the interpreter
-            # Where something is to be acknowledged the broker hears of it first: nothing is pending meanwhile.
-            if self.source.acknowledges or not engine.standing.begin(duty.subscription.source):
+            begins = not (self.source.acknowledges or together.has_turn)
+            if not (together.is_quiet or (begins and engine.standing.begin(duty.subscription.source))):
                 engine.appended(duty.subscription.source)
             engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
         return True
