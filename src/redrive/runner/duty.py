@@ -40,7 +40,7 @@ from redrive.subscription import Subscription
 from redrive.types import EventTypes
 
 DELAY_MAX = 30 * 86_400.0  # no due time lies further ahead, whatever the clock did
-JOINED_MAX = 20  # events that are applied in the transaction in which they land; where more come, a second costs little
+JOINED_MAX = 16  # events that are applied in the transaction in which they land: nobody looks at the time meanwhile
 STATES_MAX = 10_000  # keyed states kept in memory; others are read when needed
 
 

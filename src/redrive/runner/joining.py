@@ -10,14 +10,15 @@ from collections.abc import Callable
 from functools import partial
 
 from redrive.context import Escalate
+from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.runner.batch import Batch, Turn, batch_of
+from redrive.runner.call import attempt_rows
 from redrive.runner.duty import JOINED_MAX
 from redrive.runner.handed import Landed
 from redrive.runner.project import Projector
 from redrive.runner.settle import Settling
 from redrive.runner.standing import Apart
-from redrive.runner.strides import OneFailed
 from redrive.store.port import StoreTx
 
 
@@ -29,7 +30,7 @@ def join(projector: Projector, tx: StoreTx, landed: Landed) -> Callable[[], Turn
     batch = _batch(projector, landed) if _is_calm(projector) else None
     if batch is None:
         return None
-    duty, caller, turn = projector.duty, projector.caller, Turn()
+    duty, caller = projector.duty, projector.caller
     hit("batch.read")
     started = duty.engine.env.clock.monotonic()
     settling = caller.settling = Settling(tx, duty, gathers=True)
@@ -37,16 +38,31 @@ def join(projector: Projector, tx: StoreTx, landed: Landed) -> Callable[[], Turn
     if settling.paused or settling.stale:
         return None
     try:
-        ran = projector.settle(settling, batch, turn, started)
-    except OneFailed as failed:
-        row, error = failed.args
-        projector.tried[row[1]] = error
-        raise
+        _call(projector, tx, batch)
+        hit("batch.called")
+        caller.escalate_if_swallowed()
     except Escalate as error:  # what is emitted must be durable, and what lands need not be
         duty.durable, caller.is_escalating = True, False
         raise Apart from error
+    ran = len(batch.rows)
+    settling.commit_events(ran, from_row(batch.rows[-1], duty.engine.types))
+    settling.finish(batch.last, (row[0] for row in batch.rows))
     hit("batch.before_commit")
-    return partial(projector.committed, settling, batch, turn, ran, started)
+    return partial(projector.committed, settling, batch, Turn(), ran, started)
+
+
+def _call(projector: Projector, tx: StoreTx, batch: Batch) -> None:
+    """The function, for each of a few rows: there is nothing to undo but everything."""
+    caller, rows = projector.caller, batch.rows
+    caller.begin()
+    function, types, whole = tx.pipelined(caller.callee(tx)), projector.duty.engine.types, range(len(rows))
+    ran, error = attempt_rows(function, rows, whole, types, caller.user(tx), _never, len(rows), _go)
+    if error is not None:
+        caller.unless_the_world(error)
+        projector.tried[rows[ran][1]] = error
+        raise Apart from error
+    if tx.answers() is not None:
+        raise Apart
 
 
 def _is_calm(projector: Projector) -> bool:
@@ -65,3 +81,13 @@ def _batch(projector: Projector, landed: Landed) -> Batch | None:
         return None
     batch = batch_of(duty, rows, full=False)
     return batch if batch.rows else None
+
+
+def _never() -> bool:
+    """They are few: it is not late before they are over."""
+    return False
+
+
+def _go(good: int) -> bool:
+    """One stride, without a savepoint."""
+    return True

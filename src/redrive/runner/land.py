@@ -318,7 +318,7 @@ class LandingLoop(AskingLoop):
             if not (messages or starts):
                 return Read(messages, positions if has_landed else starts, has_landed)
             positions = {**positions, **starts, **_ends(messages)}
-            landed = self.bridge.run_here(partial(self._landed, Read(messages, positions, None), starts), future)
+            landed = self.bridge.run_here(partial(self._land, messages, positions, starts), future)
             if not landed:
                 return None
             has_landed = landed[0].landed
@@ -326,8 +326,8 @@ class LandingLoop(AskingLoop):
             if not goes_on or clock.monotonic() >= until:
                 return landed[0]
 
-    def _landed(self, read: Read, starts: Positions) -> Read:
-        return read._replace(landed=self.landing.land(read.messages, starts))
+    def _land(self, messages: Sequence[Message | Plain], positions: Positions, starts: Positions) -> Read:
+        return Read(messages, positions, self.landing.land(messages, starts))
 
 
 _PLACE = attrgetter("partition", "position")

@@ -207,25 +207,19 @@ class Projector:
                 return
             if settling.stale:
                 duty.load_lanes(tx, settling.fresh_version)
-            ran = self.settle(settling, batch, turn, started)
+            ran = self._apply(tx, settling, batch, turn, started)
+            hit("batch.called")
+            last = batch.last
+            if ran < len(batch.rows):  # cut short: what follows is read again
+                last = batch.rows[ran - 1][0] if ran else duty.window.position
+            if last == duty.window.position:
+                raise Nothing
+            self.caller.escalate_if_swallowed()
+            settling.finish(last, (row[0] for row in batch.rows[:ran]))
             if batch.handed:  # who appends later rings later; whoever has rung already may have appended behind them
                 batch.full = tx.logs.last(duty.log_id) > batch.last
             hit("batch.before_commit")
         self.committed(settling, batch, turn, ran, started)
-
-    def settle(self, settling: Settling, batch: Batch, turn: Turn, started: float) -> int:
-        """Behind a fence that holds: functions, fates, progress. Of how many rows?"""
-        duty = self.duty
-        ran = self._apply(settling.tx, settling, batch, turn, started)
-        hit("batch.called")
-        last = batch.last
-        if ran < len(batch.rows):  # cut short: what follows is read again
-            last = batch.rows[ran - 1][0] if ran else duty.window.position
-        if last == duty.window.position:
-            raise Nothing
-        self.caller.escalate_if_swallowed()
-        settling.finish(last, (row[0] for row in batch.rows[:ran]))
-        return ran
 
     def committed(self, settling: Settling, batch: Batch, turn: Turn, ran: int, started: float) -> Turn:
         """The transaction is known to be: what is in memory may change, and who listens is told."""
