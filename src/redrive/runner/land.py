@@ -36,8 +36,9 @@ READ_MAX = 1_000  # messages in one transaction
 MORE, SMALL_BYTES, SAMPLE = 2, 1_000, 50
 # Seconds for which a read may block: a stop waits for it. Short at first: who stops when idle, stops soon after.
 WAIT_MIN, WAIT_MAX = 0.01, 0.2
-# Seconds for which what comes now and then is read and landed without a word to the loop, which has a lease to keep.
-AWAY_SECONDS_MAX = 0.5
+# Seconds for which what comes now and then is read and landed without a word to the loop, if no lease is to be renewed
+# before that. A word takes one to three milliseconds, in which others come.
+AWAY_SECONDS_MAX = 2.0
 WARY_BATCHES = 100  # where one message came again, others will
 
 log = logging.getLogger("redrive")
