@@ -12,9 +12,10 @@ import pytest
 
 from redrive import App, Event, Ignore, Reject, Tx, failpoints, retry
 from redrive.errors import CommitUnknown, StoreError
+from redrive.event import NewEvent
 from redrive.observe.signals import Appended, LeaseTaken, Settled
 from redrive.policy.retry import Retry
-from redrive.runner import joining
+from redrive.runner import joining, strides
 from redrive.testing import Harness
 from redrive.testing.crashing import Crashed, MortalStore
 from redrive.testing.failpoints import failpoint
@@ -206,6 +207,7 @@ def test_a_function_that_swallows_what_an_emission_raises_is_found_out(shop: Sho
     shop.deed = lambda event, tx: emit(event, tx) if event.data > 12 else None
     shop.say(13, 14, 15)
     assert shop.harness.emitted("alerts") == [("seen", n) for n in (13, 14, 15)]
+    assert shop.calls.count(13) == 2, "once more, durably, and no more"
     shop.check()
 
 
@@ -309,6 +311,21 @@ def test_a_transaction_that_sqlite_ends_is_no_failure_of_the_landing(shop: Shop)
     shop.check()
 
 
+def test_what_is_the_worlds_fault_is_no_attempt_of_the_event(shop: Shop) -> None:
+    def interrupt(event: Event[Any], tx: Tx) -> None:
+        if event.data == 14 and shop.calls.count(14) == 1:
+            tx.connection.set_progress_handler(lambda: 1, 100)
+            try:
+                tx.execute(MANY)
+            finally:
+                tx.connection.set_progress_handler(None, 0)
+
+    shop.deed = interrupt
+    shop.say(*range(10, 16))
+    assert shop.calls.count(14) == 2 and shop.harness.halted == {}
+    shop.check()
+
+
 def test_a_disk_that_is_full_keeps_what_there_is(shop: Shop) -> None:
     store: Any = shop.app.runtime.store
     pages = store._normal.connection.execute("PRAGMA page_count").fetchone()[0]
@@ -380,8 +397,61 @@ def test_an_operator_in_between_is_heard(shop: Shop) -> None:
     in_between(
         shop, f"UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE {MEMBER_OF.format('write')}"
     )
+    [(version,)] = shop.harness.query(f"SELECT parked_version FROM redrive_progress WHERE {MEMBER_OF.format('write')}")
+    supervisor = shop.harness._driver.supervisor
+    assert supervisor is not None and supervisor.loops["write"].duty.parked_version == version == 1
     shop.say(20, 21, 22)
     shop.check()
+
+
+def test_what_others_append_in_between_is_not_passed_over(shop: Shop) -> None:
+    store: Any = shop.app.runtime.store
+
+    def slip_in() -> None:
+        """Behind what has landed, and nobody is woken for it."""
+        with store.transaction() as tx:
+            tx.logs.append("shelf:orders", [NewEvent("late", "by.hand", "k0", 1, 0, None, b"200")])
+
+    with failpoint("land.committed", slip_in, at=2):
+        shop.say(*range(10, 19))
+    assert shop.given[6:] == [*range(10, 16), 200, 16, 17, 18]
+
+
+def test_nobody_passes_a_letter_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strides, "WARY_AFTER_FAILURE", 0)  # what has failed is forgotten, but for its letter
+    shop = Shop(rule=retry(attempts=9, wait="1h", wait_max="1h", jitter=0))
+
+    def fail(event: Event[Any], tx: Tx) -> None:
+        if event.data == 13 and shop.calls.count(13) == 1:
+            raise RuntimeError("not yet")
+
+    with shop.harness as harness:
+        shop.begin()
+        shop.deed = fail
+        for n in range(10, 22):
+            shop.say(n)
+            shop.say(n + 100)
+        assert [n for n in shop.given[6:] if n % 2] == [11, 111], "13 has an hour to wait"
+        harness.advance("2h")
+        assert [n for n in shop.given if n % 2] == [n for n in shop.shelf.said if n % 2]
+        shop.check()
+
+
+def test_where_one_has_failed_turns_have_transactions_of_their_own_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(order="none")
+
+    def fail(event: Event[Any], tx: Tx) -> None:
+        if event.data == 13:
+            raise RuntimeError("no")
+
+    with shop.harness:
+        shop.begin()
+        shop.deed = fail
+        shop.say(10, 11, 12, 13)
+        passed = Passed(monkeypatch)
+        shop.say(*range(20, 29))
+        assert passed.writes[-8:] == [*LANDING, *TURN]
+        shop.check(13)
 
 
 @pytest.mark.parametrize("place", TOGETHER)

@@ -77,7 +77,7 @@ def _batch(projector: Projector, landed: Landed) -> Batch | None:
     """All that has landed, if that is what comes next, and little."""
     duty, (above, rows) = projector.duty, landed
     is_next = duty.log_id and above <= duty.window.position < rows[0][0]
-    if not is_next or rows[0][0] <= duty.horizon or len(rows) > JOINED_MAX:
+    if not is_next or len(rows) > JOINED_MAX:
         return None
     batch = batch_of(duty, rows, full=False)
     return batch if batch.rows else None
