@@ -428,10 +428,9 @@ def test_nobody_passes_a_letter_of_its_key(monkeypatch: pytest.MonkeyPatch) -> N
     with shop.harness as harness:
         shop.begin()
         shop.deed = fail
-        for n in range(10, 22):
-            shop.say(n)
-            shop.say(n + 100)
-        assert [n for n in shop.given[6:] if n % 2] == [11, 111], "13 has an hour to wait"
+        shop.say(*range(10, 16))
+        shop.say(*range(20, 32))
+        assert [n for n in shop.given[6:] if n % 2] == [11], "13 has an hour to wait, and its key with it"
         harness.advance("2h")
         assert [n for n in shop.given if n % 2] == [n for n in shop.shelf.said if n % 2]
         shop.check()
