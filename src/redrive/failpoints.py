@@ -13,7 +13,7 @@ NAMES = (
     "append.begun",  # inside the append transaction, nothing written
     "append.before_commit",
     "append.committed",
-    "batch.read",  # a projection's batch is in memory, no transaction yet
+    "batch.read",  # a projection's batch is in memory, no transaction yet, but that in which it lands
     "batch.fenced",
     "batch.called",  # the functions ran, progress not yet written
     "batch.before_commit",

@@ -13,7 +13,7 @@ from redrive import App, Event, Tx
 from redrive.errors import StoreError
 from redrive.event import NewEvent
 from redrive.observe.signals import Appended, Signal
-from redrive.runner import handed
+from redrive.runner import handed, joining
 from redrive.runner.handed import Handed, Landed
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.store.log import Logs
@@ -140,6 +140,7 @@ def test_who_begins_anew_reads_the_log(shop: Shop, read_back: list[Any]) -> None
 
 def test_a_large_landing_is_not_kept(shop: Shop, read_back: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handed, "BYTES_MAX", 2)
+    monkeypatch.setattr(joining, "JOINED_MAX", 0)
     shop.harness.run_until_idle()
     assert shop.given == [*range(9)]
     assert [n for found in read_back for n in found] == [*range(9)]

@@ -6,16 +6,17 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redrive import App, Ctx, Event, Tx, retry
-from redrive.errors import VersionConflict
+from redrive.errors import CommitUnknown, VersionConflict
 from redrive.runner import land
 from redrive.runner.loop import Loop, ProjectionLoop
-from redrive.runner.standing import Stand, Standing
+from redrive.runner.standing import Apart, Stand, Standing
 from redrive.runtime import Runtime
 from redrive.settings import Settings
 from redrive.sources.port import Message, Positions, Reader
@@ -70,6 +71,59 @@ def test_an_error_is_the_loops_and_not_that_of_who_lands() -> None:
     stand, answers = stand_of(fail)
     assert not stand.begin()
     assert answers == [(None, error)]
+
+
+NOTHING: Any = None  # neither the transaction nor what lands is looked at here
+
+
+def joining_stand(join: Callable[[], Any]) -> tuple[Stand[str], Answers]:
+    """One that may take its turn in somebody's transaction."""
+    answers: Answers = []
+
+    def answer(text: Any, error: BaseException | None) -> None:
+        answers.append((text, error))
+
+    return Stand(lambda: "by itself", lambda text: text == "nothing", answer, lambda tx, landed: join()), answers
+
+
+def test_a_turn_in_somebodys_transaction_ends_with_it() -> None:
+    stand, answers = joining_stand(lambda: lambda: "nothing")
+    assert stand.join(NOTHING, NOTHING)
+    assert stand.last is None, "nobody knows yet what becomes of it"
+    assert stand.ended(None)
+    assert stand.last == "nothing" and answers == []
+    assert stand.join(NOTHING, NOTHING)
+    error = CommitUnknown("who knows")
+    assert not stand.ended(error)
+    assert answers == [(None, error)]
+    assert not stand.join(NOTHING, NOTHING), "the loop has to look first"
+
+
+@pytest.mark.parametrize("is_odd", [False, True])
+def test_a_turn_that_is_not_taken_there_keeps_nobody_waiting(is_odd: bool) -> None:
+    def join() -> None:
+        if is_odd:
+            raise ValueError("out of order")
+
+    stand, answers = joining_stand(join)
+    with pytest.raises(Apart) if is_odd else nullcontext():
+        assert not stand.join(NOTHING, NOTHING)
+    assert stand.end() and answers == []
+
+
+@pytest.mark.parametrize("is_odd", [False, True])
+def test_who_is_woken_while_one_is_not_taken_is_told_so(is_odd: bool) -> None:
+    ended: list[bool] = []
+
+    def join() -> None:
+        ended.append(stand.end())
+        if is_odd:
+            raise ValueError("out of order")
+
+    stand, answers = joining_stand(join)
+    with pytest.raises(Apart) if is_odd else nullcontext():
+        assert not stand.join(NOTHING, NOTHING)
+    assert ended == [False] and answers == [(None, None)]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def next_batch(duty: Duty, tx: StoreTx) -> Batch:
     limit = duty.engine.settings.batch_max
     duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
     rows: list[Row] = tx.logs.after(duty.log_id, duty.window.position, limit)
-    return _batch(duty, rows, full=len(rows) == limit)
+    return batch_of(duty, rows, full=len(rows) == limit)
 
 
 def has_handed(duty: Duty) -> bool:
@@ -85,12 +85,13 @@ def handed_batch(duty: Duty) -> Batch | None:
     rows = engine.handed.after(duty.subscription.source, duty.window.position, engine.settings.batch_max)
     if not rows:
         return None
-    batch = _batch(duty, rows, full=True)
+    batch = batch_of(duty, rows, full=True)
     batch.handed = True
     return batch if batch.rows else None
 
 
-def _batch(duty: Duty, rows: list[Row], *, full: bool) -> Batch:
+def batch_of(duty: Duty, rows: list[Row], *, full: bool) -> Batch:
+    """What the filter asks for of these rows, which are the next."""
     subscription = duty.subscription
     batch = Batch(rows, rows[-1][0] if rows else duty.window.position, full=full)
     if subscription.types and not all(map(subscription.wants, {row[2] for row in rows})):

@@ -40,6 +40,7 @@ from redrive.subscription import Subscription
 from redrive.types import EventTypes
 
 DELAY_MAX = 30 * 86_400.0  # no due time lies further ahead, whatever the clock did
+JOINED_MAX = 16  # events that are applied in the transaction in which they land: nobody looks at the time meanwhile
 STATES_MAX = 10_000  # keyed states kept in memory; others are read when needed
 
 
@@ -112,6 +113,7 @@ class Duty:
         self.window = Window(0)
         self.lanes = Lanes()
         self.log_id = self.parked_version = self.quiet_until = self.horizon = 0
+        self.unsure = 0  # so many events that are still to land may have been in flight when a process died
         self.paused = self.durable = False
         self.suspects: set[int] = set()
         self.charges: dict[int, int] = {}
@@ -160,6 +162,7 @@ class Duty:
         crashed = is_crash(former, env.boot) and former.owner != env.owner
         if crashed or self.charges:
             self.horizon = self._find_horizon(tx, row.position, [one for one in done if one > row.position])
+            self.unsure = JOINED_MAX if self._is_landed_in(tx) else 0
             now = env.clock.now()
             self.suspects = {  # one that was charged stays one, also when a clock set back makes it wait again
                 head.letter
@@ -168,6 +171,11 @@ class Duty:
             }
         if self.subscription.state is not None:
             self.keeper = self.subscription.state.open(tx, Owner(self.id, self.subscription.name, self.epoch))
+
+    def _is_landed_in(self, tx: StoreTx) -> bool:
+        """Does a broker's log grow in the transactions in which its events are applied?"""
+        intake = tx.progress.find(self.subscription.source) if self.subscription.kind == "projection" else None
+        return intake is not None and intake.kind == "intake" and not tx.sql.is_far
 
     def _find_horizon(self, tx: StoreTx, position: int, done: list[int]) -> int:
         """In flight was at most one window of our events above the highest that was settled; 0: nothing was."""
@@ -215,7 +223,7 @@ class Duty:
     @property
     def is_careful(self) -> bool:
         """Does something run alone, behind a mark that charges it for a death?"""
-        return bool(self.horizon or self.suspects or self.charges)
+        return bool(self.horizon or self.suspects or self.charges or self.unsure)
 
     def needs_care(self, work: Work) -> bool:
         """After a crash, what may have caused it runs alone."""

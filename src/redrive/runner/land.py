@@ -13,6 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, cast
 
+from redrive.errors import CommitUnknown
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
@@ -20,6 +21,7 @@ from redrive.runner.asking import AskingLoop
 from redrive.runner.bridge import Bridge, answer, heard
 from redrive.runner.duty import Duty
 from redrive.runner.handed import Landed
+from redrive.runner.standing import Apart, Together
 from redrive.runner.turns import BEHIND_MAX, Turn
 from redrive.runner.wake import Wake
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
@@ -34,8 +36,9 @@ READ_MAX = 1_000  # messages in one transaction
 MORE, SMALL_BYTES, SAMPLE = 2, 1_000, 50
 # Seconds for which a read may block: a stop waits for it. Short at first: who stops when idle, stops soon after.
 WAIT_MIN, WAIT_MAX = 0.01, 0.2
-# Seconds for which what comes now and then is read and landed without a word to the loop, which has a lease to keep.
-AWAY_SECONDS_MAX = 0.5
+# Seconds for which what comes now and then is read and landed without a word to the loop, if no lease is to be renewed
+# before that. A word takes one to three milliseconds, in which others come.
+AWAY_SECONDS_MAX = 2.0
 WARY_BATCHES = 100  # where one message came again, others will
 
 log = logging.getLogger("redrive")
@@ -79,19 +82,30 @@ class Landing:
 
     def land(self, messages: Sequence[Message | Plain], starts: Positions) -> bool:
         """What is new of these, and how far we are. False: there is a pause."""
-        wary, self._wary = self._wary, max(0, self._wary - 1)
-        try:
-            return self._land(messages, starts, is_wary=wary > 0)
-        except Repeated:
-            self._wary = WARY_BATCHES
-        return self._land(messages, starts, is_wary=True)
+        is_wary, self._wary = self._wary > 0, max(0, self._wary - 1)
+        # Where something is to be acknowledged the broker hears of it first: nothing is pending meanwhile.
+        stand = None if self.source.acknowledges else self.duty.engine.standing.only(self.duty.subscription.source)
+        while True:  # at most once more for each of the two
+            try:
+                return self._land(messages, starts, Together(stand), is_wary=is_wary)
+            except Repeated:
+                if is_wary:
+                    raise
+                self._wary, is_wary = WARY_BATCHES, True
+            except Apart:
+                stand = None
+            except CommitUnknown:  # who had its turn in there has to look again, too
+                self.duty.engine.appended(self.duty.subscription.source)
+                raise
 
-    def _land(self, messages: Sequence[Message | Plain], starts: Positions, *, is_wary: bool) -> bool:
-        """One transaction: the fence, the events, how far we are."""
+    def _land(
+        self, messages: Sequence[Message | Plain], starts: Positions, together: Together, *, is_wary: bool
+    ) -> bool:
+        """One transaction: the fence, the events, how far we are, and the turn of who waits for them."""
         duty, engine = self.duty, self.duty.engine
         to = {**self.positions, **starts, **_ends(messages)}
         # What the broker is told to have landed must have; what it gives again after a power cut need not.
-        with engine.store.transaction(durable=self.source.acknowledges) as tx:
+        with together, engine.store.transaction(durable=self.source.acknowledges) as tx:
             _, paused, *_ = tx.progress.fence(duty.member, duty.epoch, duty.window.position)
             hit("land.fenced")
             if paused:
@@ -108,16 +122,19 @@ class Landing:
                     "last_time_us": last and last.time_us,
                 }
             )  # fmt: skip
+            if added.rows:
+                together.join(tx, Landed(added.above, added.rows))
             hit("land.before_commit")
         hit("land.committed")
         duty.window.position = duty.window.cursor = position
         duty.settled_at, self.positions, self._has_said = now, to, self._has_said or bool(events)
         if added.rows:
-            engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
+            if not together.is_quiet:
+                engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
             engine.store.news.told(added.rows[0][0], position)
         if events:  # who waits for them first: everybody who is woken wants the interpreter
-            # Where something is to be acknowledged the broker hears of it first: nothing is pending meanwhile.
-            if self.source.acknowledges or not engine.standing.begin(duty.subscription.source):
+            begins = not (self.source.acknowledges or together.has_turn)
+            if not (together.is_quiet or (begins and engine.standing.begin(duty.subscription.source))):
                 engine.appended(duty.subscription.source)
             engine.signals.tell([sig.Appended(duty.subscription.source, len(events), position)])
         return True
@@ -302,7 +319,7 @@ class LandingLoop(AskingLoop):
             if not (messages or starts):
                 return Read(messages, positions if has_landed else starts, has_landed)
             positions = {**positions, **starts, **_ends(messages)}
-            landed = self.bridge.run_here(partial(self._landed, Read(messages, positions, None), starts), future)
+            landed = self.bridge.run_here(partial(self._land, messages, positions, starts), future)
             if not landed:
                 return None
             has_landed = landed[0].landed
@@ -310,8 +327,8 @@ class LandingLoop(AskingLoop):
             if not goes_on or clock.monotonic() >= until:
                 return landed[0]
 
-    def _landed(self, read: Read, starts: Positions) -> Read:
-        return read._replace(landed=self.landing.land(read.messages, starts))
+    def _land(self, messages: Sequence[Message | Plain], positions: Positions, starts: Positions) -> Read:
+        return Read(messages, positions, self.landing.land(messages, starts))
 
 
 _PLACE = attrgetter("partition", "position")

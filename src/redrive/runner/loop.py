@@ -22,10 +22,11 @@ from redrive.runner.budget import Budget
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
 from redrive.runner.handle import Handling, Round
+from redrive.runner.joining import join
 from redrive.runner.keygate import KeyGate
 from redrive.runner.project import Projector
 from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
-from redrive.runner.standing import Stand
+from redrive.runner.standing import Join, Stand
 from redrive.runner.wake import Wake
 
 
@@ -131,15 +132,15 @@ class ProjectionLoop(Loop):
             elif turn.stopped:
                 await self.wake.wait(self.pause_length())
             elif not turn.more and not self.has_due():
-                begun = await self._rest_until_begun(turns)
+                begun = await self._rest_until_begun(turns, partial(join, projector))
 
-    async def _rest_until_begun(self, turns: Callable[[], Turn]) -> Turn | None:
+    async def _rest_until_begun(self, turns: Callable[[], Turn], join: Join[Turn]) -> Turn | None:
         """Wait for news. Whoever lands something in our log takes our turns meanwhile; then the last of them."""
         standing, log = self.duty.engine.standing, self.duty.subscription.source
-        future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Turn | None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(heard)
         due, pause = self.duty.lanes.next_due(), self.pause_length()  # from here on the lanes are another thread's
-        stand = Stand(turns, partial(self._is_not_needed, due), partial(answer, future))
+        stand = Stand(turns, partial(self._is_not_needed, due), partial(answer, future), join)
         standing.leave(log, stand)
         try:
             await self.rest(not self.wake.pending, pause)

@@ -45,10 +45,11 @@ class Projector:
 
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
-        self._caller = Caller(duty)
-        self._pace = Pace()
+        self.caller = Caller(duty)
+        self.pace = Pace()
         self.untold: list[Settling] = []  # committed, with dead letters in it that are not durable yet
         self._tell_by = 0.0
+        self.tried: dict[str, BaseException] = {}  # by id: what an attempt raised of which nothing else is left
 
     def turns(self, stopping: Callable[[], bool]) -> Turn:
         """Turn after turn while there is a backlog and nobody else wants to write: one hop for many batches.
@@ -120,20 +121,20 @@ class Projector:
             self._with_escalation(run)
             return
         except CommitRefused:
-            self._caller.is_strict = True
-            self._pace.be_wary()
+            self.caller.is_strict = True
+            self.pace.be_wary()
         turn.forget()
         try:
             self._with_escalation(run)
         finally:
-            self._caller.is_strict = False
+            self.caller.is_strict = False
 
     def _with_escalation(self, run: Callable[[], None]) -> None:
         """An emission on the connection that may lose its last commits: once more, durably, and so from now on."""
         try:
             run()
         except Escalate:
-            self.duty.durable, self._caller.is_escalating = True, False
+            self.duty.durable, self.caller.is_escalating = True, False
             run()
 
     # ------------------------------------------------------------ intake
@@ -145,13 +146,14 @@ class Projector:
         if batch.rows:
             self._take_care(batch)
         try:
+            self._recall(batch)
             if not self._commit_believing(batch, turn):
                 self._commit(batch, turn)
             return
         except (OneFailed, LateError) as failed:
             self._learn_care(batch, failed)
         # Out here: what a function raises now must not seem to be caused by our own signal.
-        if self._pace.holds:
+        if self.pace.holds:
             try:
                 self._commit(batch, turn)
                 return
@@ -159,20 +161,27 @@ class Projector:
                 self._learn_care(batch, failed)
         self._commit(batch, turn)
 
+    def _recall(self, batch: Batch) -> None:
+        """One of them has failed where it landed: that attempt counts."""
+        tried, self.tried = self.tried, {}
+        for row in batch.rows if tried else ():
+            if row[1] in tried:
+                raise OneFailed(row, tried[row[1]])
+
     def _learn_care(self, batch: Batch, failed: OneFailed | LateError) -> None:
         """Of many that ran without a savepoint: all of it again, with statements held, or else in strides."""
         if failed.args:
             row, error = failed.args
             batch.failed[row[0]] = error
-        if self._pace.holds or not self._can_hold:
-            self._pace.be_wary()
+        if self.pace.holds or not self._can_hold:
+            self.pace.be_wary()
         else:
-            self._pace.hold()
+            self.pace.hold()
 
     @property
     def _can_hold(self) -> bool:
         """Whoever emits writes at once; and constraints are looked at when the statements have run."""
-        return self.duty.engine.store.can_hold and not (self.duty.durable or self._caller.is_strict)
+        return self.duty.engine.store.can_hold and not (self.duty.durable or self.caller.is_strict)
 
     def _commit_believing(self, batch: Batch, turn: Turn) -> bool:
         """False: progress is not as we know it, and nothing was written."""
@@ -191,7 +200,7 @@ class Projector:
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
             believes = believes and tx.sql.is_far and batch.alone is None
-            settling = self._caller.settling = Settling(tx, duty, gathers=True, believes=believes)
+            settling = self.caller.settling = Settling(tx, duty, gathers=True, believes=believes)
             hit("batch.fenced")
             if settling.paused:
                 duty.paused = True
@@ -205,20 +214,27 @@ class Projector:
                 last = batch.rows[ran - 1][0] if ran else duty.window.position
             if last == duty.window.position:
                 raise Nothing
-            self._caller.escalate_if_swallowed()
+            self.caller.escalate_if_swallowed()
             settling.finish(last, (row[0] for row in batch.rows[:ran]))
             if batch.handed:  # who appends later rings later; whoever has rung already may have appended behind them
                 batch.full = tx.logs.last(duty.log_id) > batch.last
             hit("batch.before_commit")
+        self.committed(settling, batch, turn, ran, started)
+
+    def committed(self, settling: Settling, batch: Batch, turn: Turn, ran: int, started: float) -> Turn:
+        """The transaction is known to be: what is in memory may change, and who listens is told."""
         hit("batch.committed")
         self._after(settling, started)
+        if self.duty.window.position > self.duty.horizon:
+            self.duty.unsure = max(0, self.duty.unsure - ran)
         turn.settled += ran
         turn.more = batch.full or ran < len(batch.rows) or batch.alone is not None
+        return turn
 
     def _take_care(self, batch: Batch) -> None:
         """After a crash what may have caused it runs alone, behind a mark."""
         duty = self.duty
-        if batch.rows[0][0] <= duty.horizon:
+        if batch.rows[0][0] <= duty.horizon or duty.unsure:
             batch.alone = duty.work(duty.event(batch.rows[0]))
             duty.mark_alone(batch.alone)
             del batch.rows[1:]
@@ -227,12 +243,12 @@ class Projector:
     def _apply(self, tx: StoreTx, settling: Settling, batch: Batch, turn: Turn, started: float) -> int:
         """Run the functions; returns how many rows have their fate written."""
         duty = self.duty
-        if duty.subscription.batch and not self._caller.is_strict and self._apply_list(tx, settling, batch):
+        if duty.subscription.batch and not self.caller.is_strict and self._apply_list(tx, settling, batch):
             return len(batch.rows)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
-        user, done = self._caller.user(tx), 0
+        user, done = self.caller.user(tx), 0
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
-        at_once = plain and self._pace.next_batch()
+        at_once = plain and self.pace.next_batch()
 
         def late(share: float = 1.0) -> bool:
             return clock.monotonic() - started > share * limit
@@ -255,22 +271,22 @@ class Projector:
     ) -> tuple[int, Failed]:  # fmt: skip
         """Nothing is parked, nobody follows anybody: how far it went, and which of them failed."""
         rows = batch.rows[start:] if start else batch.rows
-        function, handed = self._caller.callee(tx), user
-        hold = tx.hold if at_once and self._pace.holds and self._can_hold else None
+        function, handed = self.caller.callee(tx), user
+        hold = tx.hold if at_once and self.pace.holds and self._can_hold else None
         if hold is not None:
             puts_off = is_plain if self.duty.subscription.order == "none" else None
-            handed = self._caller.user(hold)
+            handed = self.caller.user(hold)
             hold.begin(handed, puts_off)
-        sweep = Rows(self._caller, tx, handed, batch, late, late if at_once else _never)
+        sweep = Rows(self.caller, tx, handed, batch, late, late if at_once else _never)
         if at_once:
             ran = attempt_all(tx, function, rows, sweep)
         else:
-            ran = isolate(tx, function, rows, self._pace, sweep)
+            ran = isolate(tx, function, rows, self.pace, sweep)
         if hold is not None:
             hold.forget()
         sweep.end(lambda: late(ASIDE_SHARE), user)
         if hold is not None and sweep.failed:
-            self._pace.hold()
+            self.pace.hold()
         if ran:
             last = from_row(rows[ran - 1], self.duty.engine.types)
             settling.commit_events(ran - len(sweep.failed), last)
@@ -295,10 +311,10 @@ class Projector:
         duty = self.duty
         parked, parking = duty.lanes.names, settling.parking
         span = Span([], [], start)
-        for event in duty.events(batch.rows[start : start + self._pace.stride]):
+        for event in duty.events(batch.rows[start : start + self.pace.stride]):
             work = batch.alone or duty.work(event)
             if event.position in batch.failed:  # this attempt was made, and counts
-                work.outcome = self._caller.outcome(work, batch.failed[event.position])
+                work.outcome = self.caller.outcome(work, batch.failed[event.position])
             if work.lane is not None and (work.lane in parked or work.lane in parking):
                 if duty.lanes.size(work.lane) + parking.get(work.lane, 0) >= duty.engine.settings.lane_max:
                     turn.lane_full = work.lane
@@ -316,10 +332,10 @@ class Projector:
         self, tx: StoreTx, user: Tx, span: Span, batch: Batch, start: int, late: Callable[[], bool]
     ) -> Failed:
         """Call the function for each; only what went well, and what was called before it ended, stays in the span."""
-        caller = self._caller
+        caller = self.caller
         sweep = Events(caller, tx, user, batch, late)
         if span.run:
-            ran = isolate(tx, caller.callee(tx), span.run, self._pace, sweep)
+            ran = isolate(tx, caller.callee(tx), span.run, self.pace, sweep)
             last, bad = span.run[ran - 1].position, {work.position for work, _ in sweep.failed}
             if ran < len(span.run) or last in bad:
                 end = next(at for at in range(start, span.end) if batch.rows[at][0] == last)
@@ -334,7 +350,7 @@ class Projector:
 
     def _settle_bad(self, settling: Settling, work: Work, action: Action, turn: Turn) -> bool:
         """Write a failed event's fate; False if it must be run again later, with nothing written."""
-        reruns = self._caller.reruns
+        reruns = self.caller.reruns
         match action:
             case act.Rerun(wait):
                 reruns[work.position] = reruns.get(work.position, 0) + 1
@@ -374,16 +390,16 @@ class Projector:
         return True
 
     def _call_list(self, tx: StoreTx, events: list[Event[Any]]) -> bool:
-        user = self._caller.user(tx)
+        user = self.caller.user(tx)
         user.event = events[0]
-        self._caller.begin()
+        self.caller.begin()
         tx.savepoint()
-        error = attempt(tx.pipelined(self._caller.function), events, user)
+        error = attempt(tx.pipelined(self.caller.function), events, user)
         good = tx.answers() is None and error is None
         if not good:
-            self._pace.be_wary()
+            self.pace.be_wary()
             if error is not None:
-                self._caller.outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
+                self.caller.outcome(self.duty.work(events[0]), error)  # the world's fault ends the transaction here
             tx.undo()
         tx.keep()
         return good
@@ -399,7 +415,7 @@ class Projector:
             duty.mark_alone(alone)
         started = duty.engine.env.clock.monotonic()
         with duty.engine.store.transaction(durable=duty.durable) as tx:
-            settling = self._caller.settling = Settling(tx, duty, gathers=True)
+            settling = self.caller.settling = Settling(tx, duty, gathers=True)
             hit("letter.fenced")
             if settling.paused:
                 duty.paused = True
@@ -412,7 +428,7 @@ class Projector:
                 self._drain(tx, settling, lane, found, rows, turn, started, alone)
             if alone is not None and turn.settled == ran:  # an operator or the clock makes it wait: nobody runs now
                 tx.keyed.excuse(duty.member)
-            self._caller.escalate_if_swallowed()
+            self.caller.escalate_if_swallowed()
             settling.finish(duty.window.position)
             hit("letter.before_commit")
         hit("letter.committed")
@@ -425,7 +441,7 @@ class Projector:
         self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, rows: dict[int, Row], turn: Turn,
         started: float, alone: Work | None,
     ) -> None:  # fmt: skip
-        engine, user = self.duty.engine, self._caller.user(tx)
+        engine, user = self.duty.engine, self.caller.user(tx)
         while head is not None and head.state == "retrying" and head.due_at <= settling.now:
             if alone is None and engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
                 return
@@ -438,7 +454,7 @@ class Projector:
             if alone is not None:
                 work.alone, work.outcome = True, alone.outcome or work.outcome
             tx.savepoint()
-            good = self._caller.call(tx, user, work)
+            good = self.caller.call(tx, user, work)
             if not good:
                 tx.undo()
             settled = (

@@ -46,6 +46,11 @@ class Pace:
         return not wary
 
     @property
+    def is_calm(self) -> bool:
+        """Has nothing failed lately?"""
+        return not (self._wary or self._held)
+
+    @property
     def holds(self) -> bool:
         """Are statements held until their call has ended, because one failed lately?"""
         return self._held > 0

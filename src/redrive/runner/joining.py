@@ -1,0 +1,93 @@
+"""A projection's turn in the transaction in which its log grows: one commit for a message and its effect.
+
+Only a turn like nearly all: nothing is parked, nothing has failed lately, nothing is emitted. Whatever turns out
+otherwise is left to a transaction of its own, behind that of who lands. Nothing in memory changes before the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from redrive.context import Escalate
+from redrive.event import from_row
+from redrive.failpoints import hit
+from redrive.runner.batch import Batch, Turn, batch_of
+from redrive.runner.call import attempt_rows
+from redrive.runner.duty import JOINED_MAX
+from redrive.runner.handed import Landed
+from redrive.runner.project import Projector
+from redrive.runner.settle import Settling
+from redrive.runner.standing import Apart
+from redrive.store.port import StoreTx
+
+
+def join(projector: Projector, tx: StoreTx, landed: Landed) -> Callable[[], Turn] | None:
+    """Take a turn with what lands in this transaction. What is to be called after the commit; None: nothing was done.
+
+    Whatever it raises, nothing of the transaction may be committed.
+    """
+    batch = _batch(projector, landed) if _is_calm(projector) else None
+    if batch is None:
+        return None
+    duty, caller = projector.duty, projector.caller
+    hit("batch.read")
+    started = duty.engine.env.clock.monotonic()
+    settling = caller.settling = Settling(tx, duty, gathers=True)
+    hit("batch.fenced")
+    if settling.paused or settling.stale:
+        return None
+    try:
+        _call(projector, tx, batch)
+        hit("batch.called")
+        caller.escalate_if_swallowed()
+    except Escalate as error:  # what is emitted must be durable, and what lands need not be
+        duty.durable, caller.is_escalating = True, False
+        raise Apart from error
+    ran = len(batch.rows)
+    settling.commit_events(ran, from_row(batch.rows[-1], duty.engine.types))
+    settling.finish(batch.last, (row[0] for row in batch.rows))
+    hit("batch.before_commit")
+    return partial(projector.committed, settling, batch, Turn(), ran, started)
+
+
+def _call(projector: Projector, tx: StoreTx, batch: Batch) -> None:
+    """The function, for each of a few rows: there is nothing to undo but everything."""
+    caller, rows = projector.caller, batch.rows
+    caller.begin()
+    function, types, whole = tx.pipelined(caller.callee(tx)), projector.duty.engine.types, range(len(rows))
+    ran, error = attempt_rows(function, rows, whole, types, caller.user(tx), _never, len(rows), _go)
+    if error is not None:
+        caller.unless_the_world(error)
+        projector.tried[rows[ran][1]] = error
+        raise Apart from error
+    if tx.answers() is not None:
+        raise Apart
+
+
+def _is_calm(projector: Projector) -> bool:
+    """Would a turn be as nearly all are?"""
+    duty, subscription = projector.duty, projector.duty.subscription
+    waits = duty.lanes or duty.lanes.next_due() is not None or duty.controls or duty.paused
+    is_odd = duty.durable or duty.edits or duty.unsure or subscription.key_by or subscription.batch
+    return not (waits or is_odd or projector.untold) and projector.pace.is_calm
+
+
+def _batch(projector: Projector, landed: Landed) -> Batch | None:
+    """All that has landed, if that is what comes next, and little."""
+    duty, (above, rows) = projector.duty, landed
+    is_next = duty.log_id and above <= duty.window.position < rows[0][0]
+    if not is_next or len(rows) > JOINED_MAX:
+        return None
+    batch = batch_of(duty, rows, full=False)
+    return batch if batch.rows else None
+
+
+def _never() -> bool:
+    """They are few: it is not late before they are over."""
+    return False
+
+
+def _go(good: int) -> bool:
+    """One stride, without a savepoint."""
+    return True
