@@ -87,6 +87,19 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     ]  # fmt: skip
 
 
+def test_nothing_overtakes_a_cloud_event_that_cannot_be_read(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    ada = {"ce_specversion": "1.0", "ce_source": "till", "ce_type": "order.placed", "ce_partitionkey": "ada"}
+    server.xadd("orders", {**ada, "ce_id": "1", "data": '{"n": '})
+    server.xadd("orders", {**ada, "ce_id": "2", "data": '{"n": 2}'})
+    shop.harness.run_until_idle()
+    assert shop.given == []
+    (letter,) = shop.harness.letters("dead")
+    shop.app.operate().letters.edit(letter.id, {"n": 1}, "what was meant")
+    shop.harness.replay()
+    assert [said for _, _, said in shop.given] == ["{'n': 1}", "{'n': 2}"]
+
+
 def test_what_could_not_be_read_is_an_event_once_it_was_edited(shops: Any, server: Any) -> None:
     shop = shops(**ORDERED)
     server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})
