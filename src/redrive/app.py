@@ -166,6 +166,8 @@ class App(Declarations):
         for one in self.subscriptions.values():
             if missing := [name for name in one.only if name not in self.subscriptions]:
                 raise UsageError(f"mirror {one.name!r}: only= names {missing[0]!r}, which this app does not have")
+        for log in self._read_from:
+            log.check_in(self.runtime)
         check_subscriptions(self.runtime.settings, self.subscriptions)
         chosen = {name for name in self.subscriptions if (wanted is None or name in wanted) and name not in unwanted}
         if wanted and not chosen:

@@ -45,6 +45,7 @@ class Declarations:
         self.subscriptions: dict[str, Subscription] = {}
         self._logs: dict[str, Log] = {}
         self._outboxes: set[str] = set()
+        self._read_from: list[Log] = []
 
     def log(
         self,
@@ -286,7 +287,7 @@ class Declarations:
         _check_hooks(subscription)
         check_state(subscription)
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
-        self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)
+        self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes, runtime=self.runtime)
 
     def _check_source(self, source: Any) -> None:
         if not isinstance(source, Log | Source):
@@ -295,6 +296,7 @@ class Declarations:
     def _read(self, source: Any, order: Order) -> str:
         """The log to read; where the messages of a broker land is decided here, and that somebody has to fetch them."""
         if isinstance(source, Log):
+            self._read_from.append(source)
             return source.name
         self._check_source(source)
         assert isinstance(source, Source)

@@ -64,6 +64,7 @@ class Subscription:
     replay: AutoReplay | None = None  # dead letters that are replayed automatically
     keep: float | None = None  # of an outbox: for how many seconds its log keeps what was delivered
     outboxes: Container[str] | None = field(default=None, repr=False, compare=False)  # all that the program has
+    runtime: Any = field(default=None, repr=False, compare=False)  # whose logs it may emit to
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 

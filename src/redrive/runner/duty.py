@@ -108,7 +108,7 @@ class Duty:
         self.engine, self.subscription, self.id, self.epoch = engine, subscription, row.id, epoch
         self.row, self.share = row, Share(partition, subscription.partitions)
         self.member = member_of(row.id, partition)
-        self.emitter = Emitter(subscription.name, engine.types, engine.env, subscription.outboxes)
+        self.emitter = Emitter(subscription.name, engine.types, engine.env, subscription.outboxes, subscription.runtime)
         self.window = Window(0)
         self.lanes = Lanes()
         self.log_id = self.parked_version = self.quiet_until = self.horizon = 0
@@ -138,7 +138,8 @@ class Duty:
         row = tx.progress.member(self.member)
         self.log_id = tx.logs.id_of(self.subscription.source)
         self.engine.handed.forget(self.subscription.source)
-        self.emitter = Emitter(identity(tx, self.row), self.engine.types, env, self.subscription.outboxes)
+        one = self.subscription
+        self.emitter = Emitter(identity(tx, self.row), self.engine.types, env, one.outboxes, one.runtime)
         self._check_anchor(tx, row.position, row.anchor)
         self._check_declared(tx)
         done = tx.progress.done.all(self.member)
