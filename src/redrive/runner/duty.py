@@ -14,17 +14,17 @@ import msgspec
 
 from redrive.clock import Env
 from redrive.context import Effects, Emitter
-from redrive.errors import Fenced, Halted
+from redrive.errors import BadKey, Fenced, Halted
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.observe.signals import Signals
 from redrive.policy.action import Park
 from redrive.policy.lanes import Head, Lanes, rebased
 from redrive.policy.lease import Lease, is_crash
-from redrive.policy.outcome import Crashed, Outcome
+from redrive.policy.outcome import Crashed, Outcome, Unkeyed
 from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
-from redrive.runner.call import find_key
+from redrive.runner.call import describe, find_key
 from redrive.runner.handed import Handed
 from redrive.runner.standing import Standing
 from redrive.settings import Settings
@@ -314,6 +314,18 @@ def edited(duty: Duty, event: Event[Any]) -> Event[Any]:
         revision, data = duty.edits[event.position]
         return event.with_data(data, revision)
     return event
+
+
+def check_edit(duty: Duty, work: Work) -> None:
+    """Whoever edited a letter may not have known the key function: what would be another key's now is not called."""
+    if work.head is None or not work.head.edits or work.lane is None or work.outcome is not None:
+        return
+    if duty.subscription.lane_of(work.key) != work.lane:
+        bad = BadKey(
+            f"its edit changes its key from {work.lane!r} to {work.key!r}, which an edit cannot do: edit it once more, "
+            "or append it anew"
+        )
+        work.outcome = Unkeyed(describe(bad))
 
 
 def keyed(duty: Duty, tx: StoreTx) -> Keyed | Keeper:
