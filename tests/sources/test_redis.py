@@ -87,6 +87,22 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     ]  # fmt: skip
 
 
+@WAYS
+def test_what_is_appended_by_hand_where_messages_land_is_an_event_like_others(
+    shops: Any, server: Any, way: dict[str, Any]
+) -> None:
+    shop = shops(**way)
+    log = shop.app.log("redis:orders")
+    for id in ("first", "second"):
+        server.xadd("orders", {"id": f"said-{id}", "data": "1"})
+        shop.harness.run_until_idle()
+        log.append("order.placed", 1, id=f"by-hand-{id}")
+        shop.harness.run_until_idle()
+        assert [(one.subscription, one.lag_events) for one in shop.app.operate().status() if one.lag_events] == []
+        assert [one.pending for one in shop.app.operate().verify() if one.pending or not one.sound] == []
+    assert [id for id, _, _ in shop.given] == ["said-first", "by-hand-first", "said-second", "by-hand-second"]
+
+
 def test_nothing_overtakes_a_cloud_event_that_cannot_be_read(shops: Any, server: Any) -> None:
     shop = shops(**ORDERED)
     ada = {"ce_specversion": "1.0", "ce_source": "till", "ce_type": "order.placed", "ce_partitionkey": "ada"}
