@@ -247,7 +247,7 @@ class Declarations:
 
     def mirror(self, *, to: Mirror | Iterable[Mirror], only: Iterable[str] = ()) -> None:
         """Mirror the letters elsewhere, all of them or those of some subscriptions. Each mirror is one of its own."""
-        mirrors = [to] if isinstance(to, Mirror) else list(to)
+        mirrors = list(to) if isinstance(to, Iterable) else [to]
         if not mirrors:
             raise UsageError("mirror: to= is empty; name a mirror: mirrors.files('dead', name=…)")
         if isinstance(only, str):
@@ -328,9 +328,9 @@ def _pattern(name: str) -> str:
 def _check_hooks(subscription: Subscription) -> None:
     """What is called beside the function, or in its place: looked at now, not at the first event."""
     name, key_by, on_error = subscription.name, subscription.key_by, subscription.on_error
-    if on_error is not None and (inspect.iscoroutinefunction(on_error) or not _takes(on_error, 2)):
+    if on_error is not None and (inspect.iscoroutinefunction(on_error) or not takes(on_error, 2)):
         raise UsageError(f"{name}: on_error is a plain def (event, error)")
-    if not isinstance(key_by, str | None) and (inspect.iscoroutinefunction(key_by) or not _takes(key_by, 1)):
+    if not isinstance(key_by, str | None) and (inspect.iscoroutinefunction(key_by) or not takes(key_by, 1)):
         raise UsageError(f"{name}: key_by is a plain def (event), or the name of a field")
     if not isinstance(subscription.start, str | None):
         raise UsageError(
@@ -338,7 +338,7 @@ def _check_hooks(subscription: Subscription) -> None:
         )
 
 
-def _takes(function: Any, count: int) -> bool:
+def takes(function: Any, count: int) -> bool:
     """Can it be called with so many arguments, as far as anybody can tell?"""
     if not callable(function):
         return False

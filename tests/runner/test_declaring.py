@@ -180,3 +180,22 @@ def test_emitting_to_a_log_of_another_store_is_refused_and_of_the_same_one_is_no
     assert (len(list(payments.read())), len(list(shop.log("payments").read()))) == (2 - refused, 2 - refused)
     shop.close()
     bank.close()
+
+
+async def listens_never(signals: Any) -> None: ...
+
+
+@pytest.mark.parametrize("listener", [3, lambda: None, listens_never], ids=["no function", "no argument", "async"])
+def test_a_listener_that_would_hear_nothing_is_refused(app: App, listener: Any) -> None:
+    with pytest.raises(UsageError, match="plain def"):
+        app.listen(listener)
+
+
+def test_one_module_is_a_list_of_one() -> None:
+    with pytest.raises(UsageError, match=r"include=\['shop.handlers'\]"):
+        App("unused.db", include="shop.handlers")
+
+
+def test_a_mirror_is_named_by_what_it_is(app: App) -> None:
+    with pytest.raises(UsageError, match="takes mirrors"):
+        app.mirror(to=5)  # type: ignore[arg-type]
