@@ -33,8 +33,8 @@ SINKS = (sinks.file, sinks.stdout, sinks.loki, sinks.otlp, sinks.sentry)
 
 # Not hidden, because the engine uses them across modules; of no use to a function.
 FOR_THE_ENGINE = {
-    "data_raw", "effects", "forget", "headers_raw", "is_dead", "kill", "runtime", "subscriptions", "time_us", "touched",
-    "types", "with_data",
+    "check_in", "data_raw", "effects", "forget", "headers_raw", "is_dead", "kill", "runtime", "subscriptions",
+    "time_us", "touched", "types", "with_data",
 }  # fmt: skip
 
 # What the snippets of a page may use without saying so, and how each page ends: what it declared must start.

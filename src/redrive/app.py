@@ -7,6 +7,7 @@ this file only says which.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from msgspec import structs
 
 from redrive.clock import Env
 from redrive.context import Tx
-from redrive.declare import Declarations
+from redrive.declare import Declarations, takes
 from redrive.errors import CommitRefused, UsageError
 from redrive.event import NewEvent
 from redrive.observe.signals import Listener
@@ -71,11 +72,15 @@ class App(Declarations):
         env: Env | None = None,
         inline: bool = False,
     ) -> None:
+        if isinstance(include, str):
+            raise UsageError(f"include= takes names of modules: include=[{include!r}]")
         super().__init__(Runtime(store, settings, env, inline=inline), name)
         self._include, self._lifespan = tuple(include), lifespan
 
     def listen(self, listener: Listener) -> Listener:
         """Hear of everything the engine does, a batch of signals at a time; never in its way."""
+        if not takes(listener, 1) or inspect.iscoroutinefunction(listener):
+            raise UsageError(f"a listener is a plain def (signals), not {listener!r}: it runs on a thread of its own")
         return self.runtime.signals.listen(listener)
 
     # ------------------------------------------------------------ using
@@ -166,6 +171,8 @@ class App(Declarations):
         for one in self.subscriptions.values():
             if missing := [name for name in one.only if name not in self.subscriptions]:
                 raise UsageError(f"mirror {one.name!r}: only= names {missing[0]!r}, which this app does not have")
+        for log in self._read_from:
+            log.check_in(self.runtime)
         check_subscriptions(self.runtime.settings, self.subscriptions)
         chosen = {name for name in self.subscriptions if (wanted is None or name in wanted) and name not in unwanted}
         if wanted and not chosen:

@@ -117,11 +117,14 @@ class Tx:
 class Emitter:
     """Makes emissions of one subscription, with ids derived from the event and the order of the calls."""
 
-    __slots__ = ("_env", "_outboxes", "_types", "identity")
+    __slots__ = ("_env", "_outboxes", "_runtime", "_types", "identity")
 
-    def __init__(self, identity: str, types: EventTypes, env: Env, outboxes: Container[str] | None = None) -> None:
-        """`outboxes`: the logs that deliveries carry to brokers; None if nobody need know."""
-        self.identity, self._types, self._env, self._outboxes = identity, types, env, outboxes
+    def __init__(
+        self, identity: str, types: EventTypes, env: Env, outboxes: Container[str] | None = None, runtime: Any = None
+    ) -> None:
+        """`outboxes`: the logs that deliveries carry to brokers; `runtime`: whose logs these are. None: nobody asks."""
+        self.identity, self._types, self._env = identity, types, env
+        self._outboxes, self._runtime = outboxes, runtime
 
     def make(
         self,
@@ -141,6 +144,8 @@ class Emitter:
         name = name_of(log, "emit")
         if self._outboxes is not None:
             self._check_carried(log, name, expected_version)
+        if self._runtime is not None and (check_in := getattr(log, "check_in", None)) is not None:
+            check_in(self._runtime)
         made_id, headers = emission_id(self.identity, event.id, ordinal), traced(headers, event)
         made = derive(self._types, self._env, made_id, type, data, key, headers, expected_version, after, at)
         return Emission(name, made)

@@ -45,6 +45,7 @@ class Declarations:
         self.subscriptions: dict[str, Subscription] = {}
         self._logs: dict[str, Log] = {}
         self._outboxes: set[str] = set()
+        self._read_from: list[Log] = []
 
     def log(
         self,
@@ -246,7 +247,7 @@ class Declarations:
 
     def mirror(self, *, to: Mirror | Iterable[Mirror], only: Iterable[str] = ()) -> None:
         """Mirror the letters elsewhere, all of them or those of some subscriptions. Each mirror is one of its own."""
-        mirrors = [to] if isinstance(to, Mirror) else list(to)
+        mirrors = list(to) if isinstance(to, Iterable) else [to]
         if not mirrors:
             raise UsageError("mirror: to= is empty; name a mirror: mirrors.files('dead', name=…)")
         if isinstance(only, str):
@@ -286,7 +287,7 @@ class Declarations:
         _check_hooks(subscription)
         check_state(subscription)
         check_breaker(subscription, [one for name, one in self.subscriptions.items() if name != subscription.name])
-        self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes)
+        self.subscriptions[subscription.name] = replace(subscription, outboxes=self._outboxes, runtime=self.runtime)
 
     def _check_source(self, source: Any) -> None:
         if not isinstance(source, Log | Source):
@@ -295,6 +296,7 @@ class Declarations:
     def _read(self, source: Any, order: Order) -> str:
         """The log to read; where the messages of a broker land is decided here, and that somebody has to fetch them."""
         if isinstance(source, Log):
+            self._read_from.append(source)
             return source.name
         self._check_source(source)
         assert isinstance(source, Source)
@@ -326,9 +328,9 @@ def _pattern(name: str) -> str:
 def _check_hooks(subscription: Subscription) -> None:
     """What is called beside the function, or in its place: looked at now, not at the first event."""
     name, key_by, on_error = subscription.name, subscription.key_by, subscription.on_error
-    if on_error is not None and (inspect.iscoroutinefunction(on_error) or not _takes(on_error, 2)):
+    if on_error is not None and (inspect.iscoroutinefunction(on_error) or not takes(on_error, 2)):
         raise UsageError(f"{name}: on_error is a plain def (event, error)")
-    if not isinstance(key_by, str | None) and (inspect.iscoroutinefunction(key_by) or not _takes(key_by, 1)):
+    if not isinstance(key_by, str | None) and (inspect.iscoroutinefunction(key_by) or not takes(key_by, 1)):
         raise UsageError(f"{name}: key_by is a plain def (event), or the name of a field")
     if not isinstance(subscription.start, str | None):
         raise UsageError(
@@ -336,7 +338,7 @@ def _check_hooks(subscription: Subscription) -> None:
         )
 
 
-def _takes(function: Any, count: int) -> bool:
+def takes(function: Any, count: int) -> bool:
     """Can it be called with so many arguments, as far as anybody can tell?"""
     if not callable(function):
         return False

@@ -20,6 +20,8 @@ from redrive.policy.outcome import Blocked, Failed, Outcome, Postponed
 from redrive.policy.patterns import matches
 from redrive.policy.rules import Rules, overruled, written
 from redrive.settings import LetterSettings
+from redrive.sources.refusal import SCHEMA as REFUSAL
+from redrive.sources.refusal import check as check_readable
 
 if TYPE_CHECKING:
     from redrive.mirrors.port import Mirror
@@ -64,6 +66,7 @@ class Subscription:
     replay: AutoReplay | None = None  # dead letters that are replayed automatically
     keep: float | None = None  # of an outbox: for how many seconds its log keeps what was delivered
     outboxes: Container[str] | None = field(default=None, repr=False, compare=False)  # all that the program has
+    runtime: Any = field(default=None, repr=False, compare=False)  # whose logs it may emit to
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 
@@ -109,6 +112,8 @@ class Subscription:
         """The event's key for this subscription; BadKey if `key_by` gives none."""
         if self.key_by is None:
             return event.key
+        if event.schema == REFUSAL:  # it has no data of its own, and the reason is not a missing key
+            check_readable(event)
         if isinstance(self.key_by, str):
             data = event.data
             try:

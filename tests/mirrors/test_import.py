@@ -15,6 +15,7 @@ from redrive.mirrors.files import paths
 from redrive.mirrors.reading import read
 from redrive.redis import LetterIndex, LetterStream, Stream
 from redrive.replay.bringing import Brought, bring_back
+from redrive.replay.explain import explain
 from redrive.testing import Harness
 from tests.mirrors.conftest import Shop
 
@@ -74,6 +75,11 @@ def test_an_import_touches_nobody_else(shops: Any, gone: Any, tmp_path: Path) ->
     assert seen == [7, 8]
     states = {one.subscription: one.state for one in shop.harness.letters()}
     assert states == {"charge": "applied", "audit": "dead", "watch": "discarded"}
+    (imported,) = [one.event_id for one in shop.harness.letters() if one.subscription == "watch"]
+    runtime = shop.app.runtime
+    fates = {fate.subscription: fate for fate in explain(runtime.store, runtime.env, imported, None).fates}
+    assert fates["watch"].fate == "discarded"
+    assert "ada imported the event for another subscription" in fates["watch"].why
 
 
 def test_a_running_owner_takes_over_what_is_imported(shops: Any, gone: Any, tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import threading
 from contextlib import closing
 from typing import Any
 
+import msgspec
 import pytest
 
+import redrive
 from redrive import App, Ctx, Event, Reject, Tx, UsageError, no_retry
 from redrive.errors import EventError
 from redrive.observe.signals import Operated
 from redrive.replay.letters import CHUNK_MAX, LetterDesk
+from redrive.replay.operations import operate
 from redrive.runtime import Runtime
 from redrive.settings import Settings
 from redrive.testing import Harness, failpoint
@@ -177,6 +180,86 @@ def test_an_edit_cannot_move_a_letter_to_another_lane() -> None:
         assert "no key" in desk.edit(keyed, {}, "hm").refused[0].why
         assert desk.edit(keyed, {"user": "ada", "n": 1}, "same key").done == (keyed.id,)
         assert desk.edit(unkeyed, {"user": "eve"}, "it had none").done == (unkeyed.id,)
+
+
+def test_an_edit_that_the_key_function_cannot_take_is_refused() -> None:
+    app = App("unused.db")
+    logins = app.log("logins")
+
+    @app.on(logins, key_by=lambda event: event.data["user"], start="first", retry=no_retry)
+    def watch(event: Event[Any], ctx: Ctx) -> None:
+        raise Reject("always")
+
+    with Harness(app) as harness:
+        harness.append(logins, "login", {"user": "ada"})
+        harness.run_until_idle()
+        desk = app.operate("bob").letters
+        (letter,) = desk.list()
+        assert "key_by raised KeyError" in desk.edit(letter, {}, "hm").refused[0].why
+        assert "key_by raised TypeError" in desk.edit(letter, "ada", "hm").refused[0].why
+
+
+def stranger(app: App) -> LetterDesk:
+    """The desk of somebody who has the store and not the program."""
+    return operate(app.runtime.store, app.runtime.env, None, "bob").letters
+
+
+@pytest.mark.parametrize("kind", ["handler", "projection"])
+def test_an_edit_by_who_does_not_know_the_key_function_runs_under_no_other_key(kind: str) -> None:
+    app = App("unused.db")
+    logins, calls = app.log("logins"), []
+
+    def watch(event: Event[Any], _: Any) -> None:
+        calls.append(event.data)
+        if event.data.get("bad"):
+            raise Reject("bad")
+
+    if kind == "handler":
+        app.on(logins, key_by="user", start="first", retry=no_retry)(watch)
+    else:
+        app.projection(logins, key_by="user", retry=no_retry)(watch)
+    with Harness(app) as harness:
+        for user, bad in (("ada", 1), ("ada", 0), ("eve", 1)):
+            harness.append(logins, "login", {"user": user, "bad": bad})
+        harness.run_until_idle()
+        first = stranger(app).list()[0]
+        assert stranger(app).edit(first, {"user": "eve"}, "by hand, without --app").done == (first.id,)
+        calls.clear()
+        harness.replay([first.id])
+        harness.restart()  # the lanes are as they were: nothing to refuse
+        harness.run_until_idle()
+        assert calls == []
+        letter = stranger(app).get(first.id)
+        assert letter is not None
+        assert (letter.state, letter.reason, letter.lane) == ("dead", "bad_key", "ada")
+        assert "from 'ada' to 'eve'" in letter.error_message
+        assert "changes its key" in app.operate("bob").letters.edit(first.id, {"user": "eve"}, "hm").refused[0].why
+        stranger(app).edit(first.id, {"user": "ada"}, "back")
+        harness.replay([first.id])
+        assert calls == [{"user": "ada"}, {"user": "ada", "bad": 0}]
+
+
+def test_an_edit_may_give_a_key_to_what_could_not_be_read() -> None:
+    app = App("unused.db")
+    logins, calls = app.log("logins"), []
+
+    @redrive.event("login.read")
+    class Login(msgspec.Struct):
+        user: str
+
+    @app.on(logins, Login, key_by="user", start="first", retry=no_retry)
+    def watch(event: Event[Login], ctx: Ctx) -> None:
+        calls.append(ctx.key)
+
+    with Harness(app) as harness:
+        harness.append(logins, "login.read", {"usr": "ada"})
+        harness.run_until_idle()
+        desk = app.operate("bob").letters
+        (letter,) = desk.list()
+        assert letter.reason == "undecodable"
+        assert desk.edit(letter, {"user": "ada"}, "a typo").done == (letter.id,)
+        harness.replay()
+        assert calls == ["ada"]
 
 
 def test_an_attempt_that_loses_to_an_operator_drops_its_effects(bank: Any) -> None:

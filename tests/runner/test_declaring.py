@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +155,47 @@ def test_a_filter_that_no_event_can_fit_is_refused(app: App, pattern: str) -> No
 def test_one_name_is_no_list_of_tables(app: App) -> None:
     with pytest.raises(UsageError, match=r"tables=\['revenue'\]"):
         app.projection(app.log("orders"), tables="revenue")(lambda event, tx: None)
+
+
+def test_a_log_of_another_store_is_not_mistaken_for_one_of_the_same_name(tmp_path: Path) -> None:
+    shop, bank = App(str(tmp_path / "shop.db")), App(str(tmp_path / "bank.db"))
+    shop.on(bank.log("payments"), start="first", name="charge")(lambda event, ctx: None)
+    with pytest.raises(UsageError, match=r"log 'payments' is in .*bank\.db, and this app is on .*shop\.db"):
+        shop.run(until_idle=True)
+
+
+@pytest.mark.parametrize("file", ["bank.db", "shop.db"])
+def test_emitting_to_a_log_of_another_store_is_refused_and_of_the_same_one_is_not(tmp_path: Path, file: str) -> None:
+    shop, bank = App(str(tmp_path / "shop.db")), App(str(tmp_path / file))
+    orders, payments = shop.log("orders"), bank.log("payments")
+    shop.on(orders, start="first", name="charge")(lambda event, ctx: ctx.emit(payments, "payment.due") and None)
+    shop.projection(orders, name="book")(lambda event, tx: tx.emit(payments, "payment.due") and None)
+    orders.append("order.placed")
+    shop.run(until_idle=True)
+    letters = shop.operate().letters.list()
+    refused = 2 if file == "bank.db" else 0
+    assert [(one.reason, "functions read and emit" in one.error_message) for one in letters] == [
+        ("permanent", True)
+    ] * refused
+    assert (len(list(payments.read())), len(list(shop.log("payments").read()))) == (2 - refused, 2 - refused)
+    shop.close()
+    bank.close()
+
+
+async def listens_never(signals: Any) -> None: ...
+
+
+@pytest.mark.parametrize("listener", [3, lambda: None, listens_never], ids=["no function", "no argument", "async"])
+def test_a_listener_that_would_hear_nothing_is_refused(app: App, listener: Any) -> None:
+    with pytest.raises(UsageError, match="plain def"):
+        app.listen(listener)
+
+
+def test_one_module_is_a_list_of_one() -> None:
+    with pytest.raises(UsageError, match=r"include=\['shop.handlers'\]"):
+        App("unused.db", include="shop.handlers")
+
+
+def test_a_mirror_is_named_by_what_it_is(app: App) -> None:
+    with pytest.raises(UsageError, match="takes mirrors"):
+        app.mirror(to=5)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, StoreError
+from redrive import App, StoreError, no_retry
 from redrive.testing import Harness
 
 ENTRIES = "CREATE TABLE entries (n INTEGER)"
@@ -61,6 +61,31 @@ def test_a_business_transaction_that_sqlite_ended_is_an_error_and_leaves_nothing
     with app.reader() as reader:
         assert reader.execute("SELECT count(*) FROM entries").fetchone() == (0,)
     assert list(app.log("orders").read()) == []
+    app.close()
+
+
+@pytest.mark.parametrize(
+    "pragma", ["query_only = 1", "Locking_Mode = EXCLUSIVE", "journal_mode = DELETE", "wal_autocheckpoint(1000)"]
+)
+def test_nobody_sets_what_the_connection_of_all_is_for(tmp_path: Path, pragma: str) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    orders, done = app.log("orders"), []
+
+    @app.projection(orders, retry=no_retry)
+    def careless(event: Any, tx: Any) -> None:
+        tx.execute(f"PRAGMA {event.data}" if event.data else "SELECT 1")
+        done.append(event.position)
+
+    orders.append("order.placed", pragma, key="a")
+    orders.append("order.placed", None, key="b")
+    app.run(until_idle=True)
+    assert done[-1:] == [2]
+    assert [(one.position, one.error_message) for one in app.operate().letters.list()] == [(1, "not authorized")]
+    for block in (app.transaction, app.reader):
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"), block() as tx:
+            tx.execute(f"PRAGMA {pragma}")
+        with block() as tx:
+            assert tx.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)  # to ask is free
     app.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -127,6 +128,25 @@ def test_a_listener_that_raises_harms_nobody(app: App, harness: Harness, caplog:
     harness.run_until_idle()
     assert done == [0, 1, 2]
     assert "the listener is broken" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_whatever_a_listener_raises_the_others_hear_all_of_it(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    signals, heard = sig.Signals(), []
+
+    def broken(_: Any) -> None:
+        raise error("the listener is broken")
+
+    signals.listen(broken)
+    signals.listen(heard.extend)
+    for position in range(3):
+        signals.tell([sig.Appended("orders", 1, position)])
+    signals.flush(30)
+    signals.close()
+    assert [signal.position for signal in heard] == [0, 1, 2]
+    assert caplog.text.count("a listener or on_error hook raised") == 3
 
 
 def test_a_listener_that_blocks_harms_nobody(tmp_path: Path) -> None:

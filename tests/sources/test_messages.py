@@ -54,3 +54,32 @@ def test_what_is_too_long_to_be_kept_whole_says_so() -> None:
     assert why(event).endswith("of its 700,001 bytes the first 700,000 are kept")
     assert len(base64.b64decode(from_json(event.data_raw)["raw"])) == RAW_MAX
     assert "are kept" not in why(decode(b"{" * RAW_MAX))
+
+
+CLOUD = b'{"specversion": "1.0", "id": "1", "source": "s", "type": "t", "partitionkey": "ada", %s}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "codec"),
+    [
+        ({"ce_specversion": b"1.0", "ce_type": b"t", "ce_partitionkey": b"ada"}, b"{", Codec()),
+        ({"ce_specversion": b"1.0", "ce_type": b"t", "ce_subject": b"ada"}, b"{", Codec("cloudevents")),
+        ({"key": b"bob", "type": b"other"}, CLOUD % b'"data_base64": "aGk="', Codec()),
+        ({"key": b"bob"}, CLOUD % b'"data": 1, "data_base64": ""', Codec("cloudevents")),
+        ({}, b'{"type": "t", "customer": "ada", "at": "tomorrow"}', MAPPED),
+        ({"type": b"t", "key": b"ada"}, b"{", Codec()),
+    ],
+)
+def test_what_cannot_be_read_has_the_type_and_the_key_it_would_have_had(
+    fields: dict[str, bytes], body: bytes, codec: Codec
+) -> None:
+    event, _ = codec.decode(fields, body, HERE)
+    assert why(event)
+    assert (event.type, event.key) == ("t", "ada")
+
+
+@pytest.mark.parametrize("key", [b'""', b"[1]", b'"\\u0000"'])
+def test_a_key_that_cannot_be_one_holds_no_lane(key: bytes) -> None:
+    assert decode(b'{"specversion": "1.0", "type": 1, "subject": "s", "partitionkey": %s}' % key)[1:3] == (
+        "1", None,
+    )  # fmt: skip

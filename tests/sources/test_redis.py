@@ -87,6 +87,58 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     ]  # fmt: skip
 
 
+def test_a_key_function_is_not_asked_about_what_cannot_be_read(shops: Any, server: Any) -> None:
+    shop, asked, calls = shops(**ORDERED), [], []
+
+    def customer(event: Any) -> Any:
+        asked.append(event.data)
+        return event.data["customer"]
+
+    @shop.app.on(shop.stream, key_by=customer, start="first", name="keyed")
+    def keyed(event: Any, ctx: Any) -> None:
+        calls.append(ctx.key)
+
+    for said in ("{", '{"customer": "ada"}', '{"customer": "eve"}'):
+        server.xadd("orders", {"id": "order-1", "data": said})
+    shop.harness.run_until_idle()
+    letters = shop.app.operate().letters.list(subscription="keyed")
+    assert [one.reason for one in letters] == ["undecodable", "id_collision"]
+    assert {data["customer"] for data in asked} == {"ada"}
+    for letter in letters:
+        assert shop.app.operate().letters.edit(letter, {"customer": "zoe"}, "what was meant").done
+    shop.harness.replay([letter.id for letter in letters])
+    assert calls == ["ada", "zoe", "zoe"]
+
+
+@WAYS
+def test_what_is_appended_by_hand_where_messages_land_is_an_event_like_others(
+    shops: Any, server: Any, way: dict[str, Any]
+) -> None:
+    shop = shops(**way)
+    log = shop.app.log("redis:orders")
+    for id in ("first", "second"):
+        server.xadd("orders", {"id": f"said-{id}", "data": "1"})
+        shop.harness.run_until_idle()
+        log.append("order.placed", 1, id=f"by-hand-{id}")
+        shop.harness.run_until_idle()
+        assert [(one.subscription, one.lag_events) for one in shop.app.operate().status() if one.lag_events] == []
+        assert [one.pending for one in shop.app.operate().verify() if one.pending or not one.sound] == []
+    assert [id for id, _, _ in shop.given] == ["said-first", "by-hand-first", "said-second", "by-hand-second"]
+
+
+def test_nothing_overtakes_a_cloud_event_that_cannot_be_read(shops: Any, server: Any) -> None:
+    shop = shops(**ORDERED)
+    ada = {"ce_specversion": "1.0", "ce_source": "till", "ce_type": "order.placed", "ce_partitionkey": "ada"}
+    server.xadd("orders", {**ada, "ce_id": "1", "data": '{"n": '})
+    server.xadd("orders", {**ada, "ce_id": "2", "data": '{"n": 2}'})
+    shop.harness.run_until_idle()
+    assert shop.given == []
+    (letter,) = shop.harness.letters("dead")
+    shop.app.operate().letters.edit(letter.id, {"n": 1}, "what was meant")
+    shop.harness.replay()
+    assert [said for _, _, said in shop.given] == ["{'n': 1}", "{'n': 2}"]
+
+
 def test_what_could_not_be_read_is_an_event_once_it_was_edited(shops: Any, server: Any) -> None:
     shop = shops(**ORDERED)
     server.xadd("orders", {"type": "order.placed", "key": "k", "data": '{"n": '})

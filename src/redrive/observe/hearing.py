@@ -103,12 +103,15 @@ class Hearing:
             listener, signals = self._late.popleft()
             gathered.setdefault(id(listener), (listener, []))[1].extend(signals)
         for listener, signals in gathered.values():
-            quietly(listener, signals)
+            quietly(listener, signals, of=BaseException)
 
 
-def quietly(function: Callable[..., Any], *arguments: Any) -> None:
-    """Run a listener, or a user's hook, where it can do no harm."""
+def quietly(function: Callable[..., Any], *arguments: Any, of: type[BaseException] = Exception) -> None:
+    """Run a listener, or a user's hook, where it can do no harm.
+
+    `of`: on a thread of ours not even SystemExit ends anything but the call, or all others would hear nothing more.
+    """
     try:
         function(*arguments)
-    except Exception:  # the user's code; the engine goes on
+    except of:  # the user's code; the engine goes on
         logging.getLogger("redrive").exception("a listener or on_error hook raised; processing goes on")

@@ -334,7 +334,7 @@ class Signals:
         """Run a user's hook where it can do no harm."""
         if self._inline:
             quietly(function, *arguments)
-        elif not self._present().tell(lambda: quietly(function, *arguments)):
+        elif not self._present().tell(lambda: quietly(function, *arguments, of=BaseException)):
             self.dropped += 1
 
     def heir(self) -> Signals:

@@ -127,6 +127,8 @@ class _Case:
                 why = f"letter {letter.id} was {verb} by {by}: {self._reason(letter, how)}"
             case "rule":
                 why = f"letter {letter.id} was discarded by the rule {by}"
+            case "import":
+                why = f"letter {letter.id}: {by} imported the event for another subscription, not for this one"
             case _:  # an Ignore verdict, at a retry or in a replay
                 why = f"letter {letter.id}: the function said that it needs no processing"
         return self._fate("discarded", why, **known)

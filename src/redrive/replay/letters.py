@@ -11,13 +11,14 @@ from typing import Any
 
 from redrive.clock import Env
 from redrive.codec import encode_data
-from redrive.errors import EventError
 from redrive.event import Event, from_row
 from redrive.observe.signals import Signals
 from redrive.policy.action import BAD_KEY
 from redrive.policy.letters import OPEN, State
 from redrive.replay.deed import NO_TICKET, Nothing, Operator, Receipt, Refusal, Ticket, need_reason
 from redrive.replay.shelf import LetterShelf
+from redrive.runner.call import find_key
+from redrive.sources.refusal import REASONS
 from redrive.store.port import LetterRow, Store, StoreTx
 from redrive.types import EventTypes
 
@@ -27,6 +28,8 @@ KeyOf = Callable[[Event[Any]], str | None]
 Target = int | LetterRow  # a row that was looked at says which revision is meant
 Targets = Target | Iterable[Target]
 Change = Callable[[StoreTx, LetterRow, float], str]  # does it and returns "", or says why not
+
+UNKEYED = (BAD_KEY, *REASONS)  # in a lane of its own: nobody could tell which key it has
 
 
 class LetterDesk(LetterShelf):
@@ -183,12 +186,11 @@ class LetterDesk(LetterShelf):
     def _other_key(self, tx: StoreTx, letter: LetterRow, raw: bytes) -> str:
         """Would the new data put the event into another lane? A letter without a usable key may get one."""
         key_of, row = self._keys.get(letter.subscription), tx.letters.event(letter.id)
-        if key_of is None or row is None or letter.reason == BAD_KEY:
+        if key_of is None or row is None or (letter.lane is None and letter.reason in UNKEYED):
             return ""
-        try:
-            key = key_of(from_row(row, self._types).with_data(raw))
-        except EventError as error:
-            return f"with this data it has no key any more: {error}"
+        key, problem = find_key(key_of, from_row(row, self._types).with_data(raw))
+        if problem is not None:
+            return f"with this data it has no key any more: {problem.failure.message}"
         if key != letter.key:
             return f"this data changes its key from {letter.key!r} to {key!r}, which an edit cannot do: append it anew"
         return ""

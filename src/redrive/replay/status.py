@@ -78,6 +78,8 @@ def _of(
     if row.kind == "mirror":  # it follows the journal of letters
         progress = progress._replace(position=int(landed.positions(tx.sql, row.id).get(0, "0")))
         lag, oldest = journal.lag(tx.sql, progress.position, lag_max)
+    elif row.kind == "intake":  # what it lands is settled with that; the rest of the log was appended by others
+        lag, oldest = 0, None
     else:
         lag, oldest = _log_lag(tx, row, progress, lag_max)
     letters = tx.letters.counts(row.id)

@@ -322,12 +322,14 @@ def attempt_all(function: Callable[..., Any], works: Iterable[Attempted | None])
             work.error = attempt(function, work.event, work.ctx)
 
 
-def find_key(key_of: Callable[[Event[Any]], str | None], event: Event[Any]) -> tuple[str | None, Outcome | None]:
+def find_key(
+    key_of: Callable[[Event[Any]], str | None], event: Event[Any]
+) -> tuple[str | None, out.Unreadable | out.Unkeyed | None]:
     """The event's key, or what the lack of one means: `key_by` is the user's and may raise anything."""
     try:
         return key_of(event), None
     except Undecodable as error:
-        return None, out.Unreadable(describe(error))
+        return None, out.Unreadable(describe(error), error.reason)
     except BadKey as error:
         return None, out.Unkeyed(describe(error))
     except KeyboardInterrupt:  # of whoever sits at the keyboard

@@ -11,7 +11,7 @@ from redrive.event import Event
 from redrive.policy import outcome as out
 from redrive.policy.outcome import Outcome
 from redrive.runner.call import attempt, check_done, describe, is_plain, outcome_of
-from redrive.runner.duty import Duty, Work
+from redrive.runner.duty import Duty, Work, check_edit
 from redrive.runner.settle import Settling
 from redrive.runner.strides import Late
 from redrive.store.port import Function, Holding, StoreTx
@@ -49,6 +49,7 @@ class Caller:
 
     def call(self, tx: StoreTx, user: Tx, work: Work) -> bool:
         """One call, behind a savepoint of the caller's; its outcome is in the work."""
+        check_edit(self.duty, work)
         if work.outcome is not None:
             return False  # no key, or its crashes are over
         assert work.event is not None

@@ -14,17 +14,17 @@ import msgspec
 
 from redrive.clock import Env
 from redrive.context import Effects, Emitter
-from redrive.errors import Fenced, Halted
+from redrive.errors import BadKey, Fenced, Halted
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.observe.signals import Signals
 from redrive.policy.action import Park
 from redrive.policy.lanes import Head, Lanes, rebased
 from redrive.policy.lease import Lease, is_crash
-from redrive.policy.outcome import Crashed, Outcome
+from redrive.policy.outcome import Crashed, Outcome, Unkeyed
 from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
-from redrive.runner.call import find_key
+from redrive.runner.call import describe, find_key
 from redrive.runner.handed import Handed
 from redrive.runner.standing import Standing
 from redrive.settings import Settings
@@ -109,7 +109,7 @@ class Duty:
         self.engine, self.subscription, self.id, self.epoch = engine, subscription, row.id, epoch
         self.row, self.share = row, Share(partition, subscription.partitions)
         self.member = member_of(row.id, partition)
-        self.emitter = Emitter(subscription.name, engine.types, engine.env, subscription.outboxes)
+        self.emitter = Emitter(subscription.name, engine.types, engine.env, subscription.outboxes, subscription.runtime)
         self.window = Window(0)
         self.lanes = Lanes()
         self.log_id = self.parked_version = self.quiet_until = self.horizon = 0
@@ -140,7 +140,8 @@ class Duty:
         row = tx.progress.member(self.member)
         self.log_id = tx.logs.id_of(self.subscription.source)
         self.engine.handed.forget(self.subscription.source)
-        self.emitter = Emitter(identity(tx, self.row), self.engine.types, env, self.subscription.outboxes)
+        one = self.subscription
+        self.emitter = Emitter(identity(tx, self.row), self.engine.types, env, one.outboxes, one.runtime)
         self._check_anchor(tx, row.position, row.anchor)
         self._check_declared(tx)
         done = tx.progress.done.all(self.member)
@@ -321,6 +322,18 @@ def edited(duty: Duty, event: Event[Any]) -> Event[Any]:
         revision, data = duty.edits[event.position]
         return event.with_data(data, revision)
     return event
+
+
+def check_edit(duty: Duty, work: Work) -> None:
+    """Whoever edited a letter may not have known the key function: what would be another key's now is not called."""
+    if work.head is None or not work.head.edits or work.lane is None or work.outcome is not None:
+        return
+    if duty.subscription.lane_of(work.key) != work.lane:
+        bad = BadKey(
+            f"its edit changes its key from {work.lane!r} to {work.key!r}, which an edit cannot do: edit it once more, "
+            "or append it anew"
+        )
+        work.outcome = Unkeyed(describe(bad))
 
 
 def keyed(duty: Duty, tx: StoreTx) -> Keyed | Keeper:

@@ -22,7 +22,7 @@ from redrive.runner.budget import over_budget
 from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
 from redrive.runner.coming import Coming
 from redrive.runner.desk import Desk
-from redrive.runner.duty import Duty, Fresh, Work, edited
+from redrive.runner.duty import Duty, Fresh, Work, check_edit, edited
 from redrive.runner.gate import Gate
 from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
@@ -124,6 +124,7 @@ class Handling:
             event = from_row(row, self.duty.engine.types)
             work = self.duty.work(event.with_data(event.data_raw, head.edits) if head.edits else event)
             work.lane, work.head, work.attempt = lane, head, head.attempts + 1
+            check_edit(self.duty, work)
             if head.letter in over:
                 work.outcome, work.attempt = over_budget(self.duty.engine.settings.retry_budget), head.attempts
             self.desk.add(work)

@@ -57,21 +57,35 @@ class Codec:
             why = f"the message at {place.id} is no event: {error}"
             if len(raw) > RAW_MAX:
                 why += f"; of its {len(raw):,} bytes the first {RAW_MAX:,} are kept"
-            kind, key = _said(fields.get(self.type), check_type), _said(fields.get(self.key), check_key)
+            kind, key = self._said(fields, body)
             known = refusal(
                 UNDECODABLE,
                 why,
                 id=place.id,
-                type=kind or REFUSED,
-                key=key or place.key,
+                type=_checked(kind, check_type) or REFUSED,
+                key=_checked(key, check_key) or place.key,
                 time_us=place.time_us,
                 raw=raw,
             )
             return known, False
 
+    def _said(self, fields: Mapping[str, bytes], body: bytes | None) -> tuple[Any, Any]:
+        """Type and key of a message that cannot be read, from where they would have been taken: it holds its lane."""
+        if self.format == "json":
+            found = _object(body)
+            return _inside(found, self.type), _inside(found, self.key)
+        if self.format != "raw":
+            attributes: Mapping[str, Any] = _binary(fields)
+            if "specversion" not in attributes:
+                attributes = _object(body)
+            if "specversion" in attributes:
+                key = attributes.get("partitionkey")
+                return attributes.get("type"), attributes.get("subject") if key is None else key
+        return fields.get(self.type), fields.get(self.key)
+
     def _decode(self, fields: Mapping[str, bytes], body: bytes | None, place: Place) -> tuple[NewEvent, bool]:
         if self.format != "raw" and self.format != "json":
-            binary = {name[3:]: value for name, value in fields.items() if name.startswith(BINARY)}
+            binary = _binary(fields)
             if "specversion" in binary:
                 return self._binary(binary, body, place), True
             if body is not None and (self.format == "cloudevents" or _is_envelope(body)):
@@ -128,12 +142,26 @@ def codec_of(name: str, format: Format, codec: Codec | None) -> Codec:
     return codec
 
 
-def _said(text: bytes | None, check: Callable[[str], str]) -> str | None:
+def _checked(said: Any, check: Callable[[str], str]) -> str | None:
     """What can be read of a message that cannot be read."""
     try:
-        return None if text is None else check(text.decode())
+        return None if said is None else check(said.decode() if isinstance(said, bytes) else _word("", said))
     except (EventError, UnicodeDecodeError):
         return None
+
+
+def _binary(fields: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The attributes of a CloudEvent in binary mode."""
+    return {name[3:]: value for name, value in fields.items() if name.startswith(BINARY)}
+
+
+def _object(body: bytes | None) -> dict[str, Any]:
+    """The members of a body that is a JSON object; none of any other."""
+    try:
+        found = from_json(body or b"")
+    except (*NOT_JSON, RecursionError):  # told by whoever reads it as data
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _inside(found: Any, path: str) -> Any:
@@ -147,13 +175,7 @@ def _inside(found: Any, path: str) -> Any:
 
 def _is_envelope(body: bytes) -> bool:
     """Is it a CloudEvent, and not data that has one, or the word, somewhere in it?"""
-    if b'"specversion"' not in body:
-        return False
-    try:
-        found = from_json(body)
-    except (*NOT_JSON, RecursionError):  # told by whoever reads it as data
-        return False
-    return isinstance(found, dict) and "specversion" in found
+    return b'"specversion"' in body and "specversion" in _object(body)
 
 
 def _word(name: str, value: Any) -> str:

@@ -261,6 +261,18 @@ class Log:
         assert isinstance(rows, list)
         return rows
 
+    def check_in(self, runtime: Runtime) -> None:
+        """Is it in the store of this program? What is read from or emitted to another's would be one of the same name.
+
+        In a test the store is the harness's, and that of others is not asked for.
+        """
+        mine = self._runtime
+        if mine is not runtime and not runtime.inline and not is_same(mine.address, runtime.address):
+            raise UsageError(
+                f"log {self.name!r} is in {mine.shown}, and this app is on {runtime.shown}: functions read and emit in "
+                "their own store. Use a log of this app; a handler may append to the other one, which happens at once"
+            )
+
     def _later(self, tx: Any, events: list[NewEvent]) -> None:
         self._check(events)
         pending = self._pending(tx)

@@ -89,7 +89,9 @@ class Scene:
         with house.store.reading() as tx:
             progress = tx.progress.get(row.id)
             self.epoch, self._quiet_until = progress.epoch, progress.quiet_until
-            self.emitter = Emitter(identity(tx, row), house.types, house.env, subscription.outboxes)
+            self.emitter = Emitter(
+                identity(tx, row), house.types, house.env, subscription.outboxes, subscription.runtime
+            )
             marked = {"subscription": row.id, "was_open": WAS_OPEN}
             unheard = tx.sql.all("letters_unheard", marked) if self._quiet_until else []
             self._unheard = {position for (position,) in unheard}

@@ -62,16 +62,24 @@ def translate(error: sqlite3.Error, path: str) -> StoreError:
     return StoreError(f"{path}: {error}")
 
 
+# The connection is everybody's, for as long as the process lives. One statement with these and it could not be written
+# to any more, kept all other processes out, or did checkpoints by itself, which may damage the file (ADR 3).
+_OURS = {"query_only", "locking_mode", "journal_mode", "wal_autocheckpoint"}
+
+
 class Guard:
-    """Refuses COMMIT and ROLLBACK unless the engine itself asks."""
+    """Refuses COMMIT and ROLLBACK, and to set what the connection is for, unless the engine itself asks."""
 
     __slots__ = ("engine", "has_refused")
 
     def __init__(self) -> None:
         self.engine = self.has_refused = False
 
-    def __call__(self, action: int, first: str | None, *_: Any) -> int:
-        if action == sqlite3.SQLITE_TRANSACTION and not self.engine:
+    def __call__(self, action: int, first: str | None, second: str | None = None, *_: Any) -> int:
+        if self.engine:
+            return sqlite3.SQLITE_OK
+        sets = action == sqlite3.SQLITE_PRAGMA and second is not None and (first or "").lower() in _OURS
+        if action == sqlite3.SQLITE_TRANSACTION or sets:
             self.has_refused = True
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
