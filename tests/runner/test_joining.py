@@ -123,6 +123,24 @@ def test_more_than_a_few_have_a_transaction_of_their_own(
     shop.check()
 
 
+def test_calls_that_take_long_have_a_transaction_of_their_own_which_ends_in_time(shop: Shop, passed: Passed) -> None:
+    """A few of them would hold the write lock for longer than a batch may."""
+    limit = shop.app.runtime.settings.batch_time_max
+
+    def take_long(event: Event[Any], tx: Tx) -> None:
+        shop.harness.clock.advance(limit / 8)
+
+    shop.deed = take_long
+    shop.say(*range(10, 16))
+    shop.say(*range(20, 26))
+    assert passed.writes[-8:] == [*LANDING, *TURN]
+    shop.deed = lambda event, tx: None
+    shop.say(*range(30, 39))
+    shop.say(*range(40, 49))
+    assert passed.writes[-8:] == TOGETHER
+    shop.check()
+
+
 @pytest.mark.parametrize("order", ["key", "none", "total"])
 @pytest.mark.parametrize(("error", "state"), [(RuntimeError("no"), "dead"), (Reject("no"), "dead"), (Ignore(), None)])
 def test_an_event_that_fails_where_it_lands_has_made_that_attempt(

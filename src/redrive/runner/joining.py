@@ -1,6 +1,6 @@
 """A projection's turn in the transaction in which its log grows: one commit for a message and its effect.
 
-Only a turn like nearly all: nothing is parked, nothing has failed lately, nothing is emitted. Whatever turns out
+Only a turn like nearly all: nothing is parked, was slow or has failed lately, nothing is emitted. Whatever turns out
 otherwise is left to a transaction of its own, behind that of who lands. Nothing in memory changes before the commit.
 """
 
@@ -70,7 +70,7 @@ def _is_calm(projector: Projector) -> bool:
     duty, subscription = projector.duty, projector.duty.subscription
     waits = duty.lanes or duty.lanes.next_due() is not None or duty.controls or duty.paused
     is_odd = duty.durable or duty.edits or duty.unsure or subscription.key_by or subscription.batch
-    return not (waits or is_odd or projector.untold) and projector.pace.is_calm
+    return not (waits or is_odd or projector.untold or projector.is_slow) and projector.pace.is_calm
 
 
 def _batch(projector: Projector, landed: Landed) -> Batch | None:

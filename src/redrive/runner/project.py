@@ -23,7 +23,7 @@ from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, has_h
 from redrive.runner.call import attempt, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
-from redrive.runner.duty import Duty, Work
+from redrive.runner.duty import JOINED_MAX, Duty, Work
 from redrive.runner.settle import Settling, decision, tell
 from redrive.runner.strides import OneFailed, Pace, attempt_all, isolate
 from redrive.runner.sweep import Events, Rows
@@ -49,6 +49,7 @@ class Projector:
         self.pace = Pace()
         self.untold: list[Settling] = []  # committed, with dead letters in it that are not durable yet
         self._tell_by = 0.0
+        self.is_slow = True  # would a few calls hold the write lock for too long? not known yet
         self.tried: dict[str, BaseException] = {}  # by id: what an attempt raised of which nothing else is left
 
     def turns(self, stopping: Callable[[], bool]) -> Turn:
@@ -224,7 +225,8 @@ class Projector:
     def committed(self, settling: Settling, batch: Batch, turn: Turn, ran: int, started: float) -> Turn:
         """The transaction is known to be: what is in memory may change, and who listens is told."""
         hit("batch.committed")
-        self._after(settling, started)
+        seconds = self._after(settling, started)
+        self.is_slow = seconds * JOINED_MAX > ran * self.duty.engine.settings.batch_time_max
         if self.duty.window.position > self.duty.horizon:
             self.duty.unsure = max(0, self.duty.unsure - ran)
         turn.settled += ran
@@ -470,15 +472,17 @@ class Projector:
 
     # ------------------------------------------------------------ helpers
 
-    def _after(self, settling: Settling, started: float) -> None:
+    def _after(self, settling: Settling, started: float) -> float:
         """Committed. A dead letter is announced only when it survives a power cut, and nothing overtakes it."""
-        settling.learn(self.duty.engine.env.clock.monotonic() - started)
+        seconds = self.duty.engine.env.clock.monotonic() - started
+        settling.learn(seconds)
         if self.untold or (settling.buried and not self.duty.durable):
             if not self.untold:
                 self._tell_by = self.duty.engine.env.clock.monotonic() + TOLD_AFTER_MAX
             self.untold.append(settling)
         else:
             tell(settling)
+        return seconds
 
     def announce(self) -> None:
         """Tell what was not told yet: many turns, one sync."""
