@@ -110,6 +110,8 @@ class Subscription:
         """The event's key for this subscription; BadKey if `key_by` gives none."""
         if self.key_by is None:
             return event.key
+        if not event.schema:  # no event, but what a broker gave instead: whoever is called with it is told why
+            return None
         if isinstance(self.key_by, str):
             data = event.data
             try:

@@ -87,6 +87,29 @@ def test_what_cannot_be_read_becomes_a_letter_in_its_place(shops: Any, server: A
     ]  # fmt: skip
 
 
+def test_a_key_function_is_not_asked_about_what_cannot_be_read(shops: Any, server: Any) -> None:
+    shop, asked, calls = shops(**ORDERED), [], []
+
+    def customer(event: Any) -> Any:
+        asked.append(event.data)
+        return event.data["customer"]
+
+    @shop.app.on(shop.stream, key_by=customer, start="first", name="keyed")
+    def keyed(event: Any, ctx: Any) -> None:
+        calls.append(ctx.key)
+
+    for said in ("{", '{"customer": "ada"}', '{"customer": "eve"}'):
+        server.xadd("orders", {"id": "order-1", "data": said})
+    shop.harness.run_until_idle()
+    letters = shop.app.operate().letters.list(subscription="keyed")
+    assert [one.reason for one in letters] == ["undecodable", "id_collision"]
+    assert {data["customer"] for data in asked} == {"ada"}
+    for letter in letters:
+        assert shop.app.operate().letters.edit(letter, {"customer": "zoe"}, "what was meant").done
+    shop.harness.replay([letter.id for letter in letters])
+    assert calls == ["ada", "zoe", "zoe"]
+
+
 @WAYS
 def test_what_is_appended_by_hand_where_messages_land_is_an_event_like_others(
     shops: Any, server: Any, way: dict[str, Any]

@@ -13,11 +13,12 @@ from redrive.clock import Env
 from redrive.codec import encode_data
 from redrive.event import Event, from_row
 from redrive.observe.signals import Signals
-from redrive.policy.action import BAD_KEY, UNDECODABLE
+from redrive.policy.action import BAD_KEY
 from redrive.policy.letters import OPEN, State
 from redrive.replay.deed import NO_TICKET, Nothing, Operator, Receipt, Refusal, Ticket, need_reason
 from redrive.replay.shelf import LetterShelf
 from redrive.runner.call import find_key
+from redrive.sources.refusal import REASONS
 from redrive.store.port import LetterRow, Store, StoreTx
 from redrive.types import EventTypes
 
@@ -28,7 +29,7 @@ Target = int | LetterRow  # a row that was looked at says which revision is mean
 Targets = Target | Iterable[Target]
 Change = Callable[[StoreTx, LetterRow, float], str]  # does it and returns "", or says why not
 
-UNKEYED = (BAD_KEY, UNDECODABLE)  # in a lane of its own: nobody could tell which key it has
+UNKEYED = (BAD_KEY, *REASONS)  # in a lane of its own: nobody could tell which key it has
 
 
 class LetterDesk(LetterShelf):

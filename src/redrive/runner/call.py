@@ -329,7 +329,7 @@ def find_key(
     try:
         return key_of(event), None
     except Undecodable as error:
-        return None, out.Unreadable(describe(error))
+        return None, out.Unreadable(describe(error), error.reason)
     except BadKey as error:
         return None, out.Unkeyed(describe(error))
     except KeyboardInterrupt:  # of whoever sits at the keyboard
