@@ -20,8 +20,6 @@ from redrive.policy.outcome import Blocked, Failed, Outcome, Postponed
 from redrive.policy.patterns import matches
 from redrive.policy.rules import Rules, overruled, written
 from redrive.settings import LetterSettings
-from redrive.sources.refusal import SCHEMA as REFUSAL
-from redrive.sources.refusal import check as check_readable
 
 if TYPE_CHECKING:
     from redrive.mirrors.port import Mirror
@@ -112,8 +110,8 @@ class Subscription:
         """The event's key for this subscription; BadKey if `key_by` gives none."""
         if self.key_by is None:
             return event.key
-        if event.schema == REFUSAL:  # it has no data of its own, and the reason is not a missing key
-            check_readable(event)
+        if not event.schema:  # no event, but what a broker gave instead: whoever is called with it is told why
+            return None
         if isinstance(self.key_by, str):
             data = event.data
             try:

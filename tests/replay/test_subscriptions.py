@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from redrive import App, Ctx, Event, Reject, UsageError, no_retry
+from redrive.errors import BadKey
 from redrive.observe.signals import Operated
 from redrive.testing import Harness, failpoint
 
@@ -297,16 +298,16 @@ def test_letters_move_to_the_lanes_of_a_new_key_function(tmp_path: Path) -> None
         assert all(verdict.sound for verdict in app.operate().verify())
 
 
-def test_a_letter_without_a_key_gets_a_lane_of_its_own_by_rekey() -> None:
+@pytest.mark.parametrize("error", [BadKey("no"), KeyError("user")], ids=["no key", "a bug"])
+def test_a_letter_without_a_key_gets_a_lane_of_its_own_by_rekey(error: Exception) -> None:
     watch = Watch()
     with watch.harness:
         watch.bad = {1}
         watch.fill(1, key="a")
         watch.run()
-        from redrive.errors import BadKey
 
         def nothing(event: Event[Any]) -> str:
-            raise BadKey("no")
+            raise error
 
         assert watch.desk.subscriptions.rekey("watch", "hm", nothing) == 1
         assert [letter.lane for letter in watch.harness.letters()] == [None]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from redrive.errors import EventError, UsageError
+from redrive.errors import UsageError
 from redrive.event import check_subscription, from_row
 from redrive.replay import seek
 from redrive.replay.deed import Nothing, Operator, find, need_function, need_reason
 from redrive.replay.letters import KeyOf
 from redrive.replay.seek import Sought
+from redrive.runner.call import find_key
 from redrive.store.filters import change_filter
 from redrive.store.identity import keep_identity
 from redrive.store.port import StoreTx, Subscribed
@@ -139,9 +140,8 @@ class SubscriptionDesk:
         if stored is None:
             raise UsageError(f"{row.name!r}: the event of letter {letter} is no longer in the log; discard it first")
         event = from_row(stored, self._types)
-        try:
-            key = key_of(event)
-        except EventError:  # no usable key: a lane of its own, as at intake
+        key, problem = find_key(key_of, event)
+        if problem is not None:  # no usable key: a lane of its own, as at intake
             return event.key, None
         if row.ordering == "key":
             return key, key
