@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -37,7 +38,12 @@ ROOM = 4 << 30  # bytes: what passed is removed at once, see pyproject.toml
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Files of tests are in memory where it has the room: most of the time was spent waiting for a disk."""
+    """Files of tests are in memory where it has the room: most of the time was spent waiting for a disk.
+
+    A shell has what it runs in the background ignore Ctrl-C, and so would all processes that the tests start.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.basetemp is None and (memory := in_memory(ROOM)):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
