@@ -155,8 +155,11 @@ class World:
         lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
         return [line for line in lines if kind in ("", line["signal"])]
 
-    def durable_state(self) -> list[Any]:
-        """Everything that settling writes, to see whether anybody settled anything in between."""
+    def durable_state(self, *, owned: bool = True) -> list[Any]:
+        """Everything that settling writes, to see whether anybody settled anything in between.
+
+        `owned`: and who owns what. Where many are awake, leases lapse on a busy machine, and are shared out anew.
+        """
         if is_postgres(self.path):
             listing = "SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname IN ('public', 'redrive')"
         else:
@@ -164,7 +167,8 @@ class World:
         tables = [name for (name,) in self.rows(f"{listing} ORDER BY 1")]
         # Leases are renewed, syncs counted.
         quiet = tuple(f"redrive{dot}{name}" for dot in "_." for name in ("progress", "meta", "workers"))
-        progress = self.rows("SELECT subscription, position, epoch, applied, ignored, owner FROM redrive_progress")
+        owner = ", epoch, owner" if owned else ""
+        progress = self.rows(f"SELECT subscription, position, applied, ignored{owner} FROM redrive_progress")
         found = [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
         return [sorted(rows, key=repr) for rows in found]  # a table has no order of its own
 
