@@ -47,6 +47,17 @@ def refused(bank: Any, size: int) -> None:
         bank.deposits.append("refused", 0, key="a", expected_version=10_000, tx=tx)
 
 
+def found_after(bank: Any, damage: str) -> set[tuple[str, tuple[int, ...]]]:
+    """What verify says of twenty sound events after that."""
+    for _ in range(20):
+        bank.deposit("a", 1)
+    bank.run()
+    bank.check_sound()
+    with bank.app.runtime.store.transaction() as tx:
+        tx.connection.execute(damage)
+    return {(one.rule, one.positions) for verdict in bank.desk.verify() for one in verdict.violations}
+
+
 def happen(bank: Any, dice: random.Random) -> None:
     """Something that appends events, fails to, or deletes them."""
     match dice.choice(["deposit", "deposit", "other", "run", "refused", "back", "forth", "restart", "prune"]):
@@ -108,14 +119,7 @@ def test_listings_find_what_a_look_at_every_event_finds(bank: Any, seed: int, mo
 )  # fmt: skip
 def test_a_span_that_hides_events_is_found(bank: Any, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "SPAN", 4)
-    for _ in range(20):
-        bank.deposit("a", 1)
-    bank.run()
-    bank.check_sound()
-    with bank.app.runtime.store.transaction() as tx:
-        tx.connection.execute(damage)
-    found = [one for verdict in bank.desk.verify() for one in verdict.violations]
-    assert {(one.rule, one.positions) for one in found} == {("strays", (4, 5, 6, 7))}
+    assert found_after(bank, damage) == {("strays", (4, 5, 6, 7))}
 
 
 def test_another_process_has_appended_meanwhile(bank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,11 +205,4 @@ def test_an_event_that_its_key_does_not_lead_to_is_found(
     bank: Any, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "SPAN", 4)
-    for _ in range(20):
-        bank.deposit("a", 1)
-    bank.run()
-    bank.check_sound()
-    with bank.app.runtime.store.transaction() as tx:
-        tx.connection.execute(damage)
-    found = [one for verdict in bank.desk.verify() for one in verdict.violations]
-    assert {(one.rule, one.positions) for one in found} == {("strays", (2, 3))}
+    assert found_after(bank, damage) == {("strays", (2, 3))}
