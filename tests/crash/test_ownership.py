@@ -170,6 +170,11 @@ def test_the_server_ends_the_transaction_of_a_worker_that_fell_asleep_in_it(
     postgres.drop(url)
 
 
+def told(world: World, kind: str, heard: str) -> set[tuple[str, int]]:
+    """Of which subscriptions and epochs one has heard that."""
+    return {(line["subscription"], line["epoch"]) for line in world.signals(kind, heard)}
+
+
 def test_twenty_zombies_wake_up_and_commit_nothing(zygote: Zygote, tmp_path: Path, postgres: Databases) -> None:
     """Each falls asleep with the leases of the one before it; the last one does it all, then all of them wake up."""
     url = postgres.make()
@@ -185,16 +190,18 @@ def test_twenty_zombies_wake_up_and_commit_nothing(zygote: Zygote, tmp_path: Pat
     wait_until(world.is_drained)
     world.check()
     before = world.durable_state(owned=False)
+    everybody = [f"zombie {number}" for number in range(20)]
     for zombie in zombies:
         zombie.signal(signal.SIGCONT)
-    for number, zombie in enumerate(zombies):
-        heard = f"zombie {number}"
-        owned = {(line["subscription"], line["epoch"]) for line in world.signals("LeaseTaken", heard)}
+    for heard, zombie in zip(everybody, zombies, strict=True):
+        owned = told(world, "LeaseTaken", heard)
         assert owned, "it owned something when it fell asleep"
-        lost = wait_until(lambda: len(lines := world.signals("LeaseLost", heard)) >= len(owned) and lines)  # noqa: B023
-        assert owned <= {(line["subscription"], line["epoch"]) for line in lost}
+        wait_until(lambda: owned <= told(world, "LeaseLost", heard))  # noqa: B023
         zombie.signal(signal.SIGTERM)
     assert world.durable_state(owned=False) == before
+    epochs = "SELECT s.name, p.epoch FROM redrive_progress p JOIN redrive_subscriptions s ON s.id = p.subscription"
+    taken = lambda: set[Any]().union(*(told(world, "LeaseTaken", heard) for heard in (*everybody, "heir")))  # noqa: E731
+    wait_until(lambda: {*world.rows(epochs)} <= taken(), what="whoever owns anything took it, in an epoch of its own")
     for worker in (*zombies, heir):
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0, worker.said
