@@ -34,11 +34,25 @@ class Emission(msgspec.Struct, frozen=True, gc=False):
     event: NewEvent
 
 
-class Escalate(BaseException):
-    """A projection emitted on a connection that a power cut may roll back: run it again on the durable one.
+class Again(BaseException):
+    """The transaction must begin again, and will go another way.
 
     Not an Exception: a user's `except Exception` must not swallow it.
     """
+
+
+class Escalate(Again):
+    """A projection emitted on a connection that a power cut may roll back: run it again on the durable one."""
+
+
+class Ended(Again):
+    """A call has made the database end the transaction: nothing is left of it, nor of those before it."""
+
+    def __init__(self, subject: Any, error: BaseException) -> None:
+        super().__init__(subject, error)
+        self.subject = subject  # what it was called for
+        self.error, self.trace = error, error.__traceback__  # what it has raised, and where
+        self.is_retry = False  # was it one of several attempts in this transaction, and not the first?
 
 
 class Opened(Protocol):

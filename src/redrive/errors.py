@@ -70,6 +70,10 @@ class CommitUnknown(StoreError):
     """COMMIT was sent and no answer came: it may have happened. Look before acting."""
 
 
+class TransactionEnded(StoreError):
+    """A statement ended the transaction in the middle; nothing was written. Who begins it again finds out whose it was."""
+
+
 class CommitRefused(StoreError):
     """A constraint that is checked at the end was broken; nothing was written. `error`: what the driver says."""
 

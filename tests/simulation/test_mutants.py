@@ -49,7 +49,8 @@ from redrive.store.letters import Letters
 from redrive.store.port import StoreTx, Subscribed
 from redrive.store.progress import Progress, member_of
 from redrive.store.scheduled import take_due
-from redrive.store.sqlite.store import SqliteStore, queries
+from redrive.store.sqlite.store import SqliteStore
+from redrive.store.sqlite.transaction import queries
 from redrive.subscription import Subscription
 from redrive.testing.sim.options import Faults
 from redrive.testing.sim.process import SimStore

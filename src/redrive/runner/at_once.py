@@ -25,6 +25,8 @@ def try_at_once(
     attempt is not to count, that one is left to the letter.
     """
     action = decision(duty, work)
+    if work.position in duty.ended:  # it ends the transaction, and with it whatever is in there
+        return action
     if tx is not None and _is_due(work, action):
         tx.savepoint()
     else:

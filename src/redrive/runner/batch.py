@@ -47,6 +47,11 @@ class Batch:
     failed: dict[int, BaseException] = field(default_factory=dict)  # by position: found when all ran at once
     alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
 
+    def cut(self, last: int) -> None:
+        """What is behind this position comes round again."""
+        self.rows = [row for row in self.rows if row[0] <= last]
+        self.last, self.full = last, True
+
 
 @dataclass(slots=True)
 class Span:

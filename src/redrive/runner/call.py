@@ -11,7 +11,7 @@ from pathlib import PurePath
 from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Protocol
 
-from redrive.context import Ctx, Effects, Escalate, Tx
+from redrive.context import Again, Ctx, Effects, Tx
 from redrive.errors import (
     BadKey,
     EventError,
@@ -218,7 +218,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> BaseException | No
         result = function(*arguments)
         if result is not None:
             check_done(result)
-    except Escalate:  # ours: the transaction must begin again
+    except Again:  # ours: the transaction must begin again
         raise
     except BaseException as error:
         return error
@@ -245,7 +245,7 @@ def attempt_each(
             for at in part:
                 tx.event = event = events[at]
                 function(event, tx)
-        except Escalate:
+        except Again:
             raise
         except BaseException as error:
             return at - which.start, error
@@ -277,7 +277,7 @@ def attempt_rows(
                 function(event, tx)
                 if at & 15 == 15 and late():
                     return at + 1 - which.start, None
-        except Escalate:
+        except Again:
             raise
         except BaseException as error:
             return at - which.start, error

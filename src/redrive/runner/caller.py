@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redrive.context import SAME_KEY, Escalate, Opened, Tx
+from redrive.context import SAME_KEY, Ended, Escalate, Opened, Tx
 from redrive.errors import StoreError, UsageError
 from redrive.event import Event
 from redrive.policy import outcome as out
@@ -31,9 +31,11 @@ class Caller:
         self._ordinal = 0
         function, arguments = duty.subscription.function, duty.subscription.arguments
         self.function: Callable[..., Any] = _done(function if arguments == 2 else lambda event, tx: function(event))
-        self.for_one: Function = self.function
+        self._for_one: Function = self.function
         if duty.subscription.batch:
-            self.for_one = lambda event, tx: self.function([event], tx)
+            self._for_one = lambda event, tx: self.function([event], tx)
+        self.for_one = self._for_one
+        self.is_apart = False  # a list has ended the transaction: each is called by itself, until it is committed
 
     def begin(self) -> None:
         """Emissions are counted from here on."""
@@ -42,6 +44,32 @@ class Caller:
     def callee(self, tx: StoreTx) -> Function:
         """The function for one event, as it is to be called now."""
         return tx.strict(self.for_one) if self.is_strict else self.for_one
+
+    def learn_ended(self, ended: Ended) -> bool:
+        """A call has ended the transaction, which begins again: that attempt is made, and counts. False: it was known.
+
+        One of those that are made at once is left to the letter: it is made again, where it is the first.
+        """
+        subject, known = ended.subject, self.duty.ended
+        if isinstance(subject, list):
+            is_new, self.is_apart = not self.is_apart, True
+            return is_new
+        found = None if ended.is_retry else (ended.error, ended.trace)
+        is_new = subject.position not in known or (known[subject.position] is None and found is not None)
+        known[subject.position] = found
+        self.for_one = self._recall
+        return is_new
+
+    def forget_ended(self) -> None:
+        """It is committed, or something else is wrong."""
+        self.duty.ended, self.for_one, self.is_apart = {}, self._for_one, False
+
+    def _recall(self, event: Event[Any], tx: Tx) -> None:
+        """What a call raised that ended the transaction; all others are made."""
+        if (found := self.duty.ended.get(event.position)) is not None:
+            error, trace = found
+            raise error.with_traceback(trace)
+        self._for_one(event, tx)
 
     def user(self, tx: Opened) -> Tx:
         """What the function is handed."""
@@ -68,7 +96,11 @@ class Caller:
         """One more call among others, of a function that the store has prepared; nothing is left of one that fails."""
         assert work.event is not None
         user.event, self._emitted = work.event, None
-        error = attempt(function, work.event, user)
+        try:
+            error = attempt(function, work.event, user)
+        except Ended as ended:
+            ended.is_retry = True
+            raise
         if error is None:
             work.outcome = out.APPLIED
             return True

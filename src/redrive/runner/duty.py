@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -123,6 +124,9 @@ class Duty:
         self.keeper: Keeper | None = None  # of state that is not in the store
         self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
         self.controls = False
+        # By position: calls that have ended the transaction, and what they raised and where, until it is committed. None:
+        # another attempt in the same transaction has.
+        self.ended: dict[int, tuple[BaseException, TracebackType | None] | None] = {}
 
     @property
     def name(self) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from redrive.context import Ctx
-from redrive.errors import BugError, CommitRefused, Fenced, StoreError
+from redrive.context import Again, Ctx, Ended
+from redrive.errors import BugError, CommitRefused, Fenced, StoreError, TransactionEnded
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
@@ -19,7 +19,7 @@ from redrive.policy import outcome as out
 from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
 from redrive.runner.budget import over_budget
-from redrive.runner.call import attempt, attempt_effects, outcome_of, overran
+from redrive.runner.call import attempt, attempt_effects, describe, outcome_of, overran
 from redrive.runner.coming import Coming
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Fresh, Work, check_edit, edited
@@ -209,12 +209,14 @@ class Handling:
         """
         hit("round.called")
         started = self.duty.engine.env.clock.monotonic()
-        try:
-            settling = self._write_at_once(group, result)
-        except _Isolate:
-            settling = self._write_apart(group, result)
-        except CommitRefused:
-            settling = self._write(group, result, isolate=True, strict=True)
+        settling = None
+        while settling is None:
+            try:
+                settling = self._write_somehow(group, result)
+            except Ended as ended:  # nothing is left; the one's own fate is known, and the rest is settled again
+                self._blame(group, ended)
+            except (Again, TransactionEnded):  # the store has learnt that it has to look who it is
+                pass
         hit("round.committed")
         if self.duty.keeper is not None:
             self.duty.keeper.committed()
@@ -222,6 +224,20 @@ class Handling:
         tell(settling)
         if self.gate is not None:
             self.gate.fed(group, settling.now)
+
+    def _blame(self, group: list[Work], ended: Ended) -> None:
+        """The statements of one have ended the transaction."""
+        work = next(one for one in group if one.effects is not None and one.effects.statements is ended.subject)
+        work.effects, limit = None, self.duty.engine.settings.error_text_max
+        work.outcome = out.Failed(ended.error, describe(ended.error, limit))
+
+    def _write_somehow(self, group: list[Work], result: Round) -> Settling:
+        try:
+            return self._write_at_once(group, result)
+        except _Isolate:
+            return self._write_apart(group, result)
+        except CommitRefused:
+            return self._write(group, result, isolate=True, strict=True)
 
     def _write_at_once(self, group: list[Work], result: Round) -> Settling:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from redrive.context import Escalate
+from redrive.context import Again, Escalate
 from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.runner.batch import Batch, Turn, batch_of
@@ -43,6 +43,8 @@ def join(projector: Projector, tx: StoreTx, landed: Landed) -> Callable[[], Turn
         caller.escalate_if_swallowed()
     except Escalate as error:  # what is emitted must be durable, and what lands need not be
         duty.durable, caller.is_escalating = True, False
+        raise Apart from error
+    except Again as error:  # who ended the transaction is found out where each is called by itself
         raise Apart from error
     ran = len(batch.rows)
     settling.commit_events(ran, from_row(batch.rows[-1], duty.engine.types))

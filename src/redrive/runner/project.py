@@ -11,13 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from redrive.context import Escalate, Tx
-from redrive.errors import CommitRefused, RedriveError
+from redrive.context import Tx
+from redrive.errors import RedriveError
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.policy import action as act
 from redrive.policy.action import Action
 from redrive.policy.lanes import Head
+from redrive.runner.anew import run_with_care
 from redrive.runner.at_once import try_at_once
 from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, has_handed, next_batch
 from redrive.runner.call import attempt, is_plain
@@ -87,7 +88,7 @@ class Projector:
         due = duty.lanes.take_due(duty.engine.env.clock.now(), 1 if duty.suspects else LETTERS_MAX) if letters else []
         if due:
             try:
-                self._with_care(lambda: self._letters(due, turn), turn)
+                run_with_care(self.caller, self.pace, lambda: self._letters(due, turn), turn)
             finally:  # what was not run, or not committed, is still due; a settled one is not the head any more
                 for lane, head in due:
                     if duty.lanes.head(lane, head.letter) == head:
@@ -95,7 +96,7 @@ class Projector:
         waits = turn.stopped or turn.halt or turn.rerun_after or duty.paused or self._is_blocked
         if batch is not None and not waits:
             with suppress(Nothing):
-                self._with_care(lambda: self._take_in(batch, turn), turn)
+                run_with_care(self.caller, self.pace, lambda: self._take_in(batch, turn), turn, batch)
         return turn
 
     def _read(self) -> Batch | None:
@@ -115,28 +116,6 @@ class Projector:
     def _is_blocked(self) -> bool:
         """Does everything wait for one that failed?"""
         return self.duty.subscription.order == "total" and bool(self.duty.lanes)
-
-    def _with_care(self, run: Callable[[], None], turn: Turn) -> None:
-        """One of many broke a constraint that is checked at the end: once more, looking after each of them."""
-        try:
-            self._with_escalation(run)
-            return
-        except CommitRefused:
-            self.caller.is_strict = True
-            self.pace.be_wary()
-        turn.forget()
-        try:
-            self._with_escalation(run)
-        finally:
-            self.caller.is_strict = False
-
-    def _with_escalation(self, run: Callable[[], None]) -> None:
-        """An emission on the connection that may lose its last commits: once more, durably, and so from now on."""
-        try:
-            run()
-        except Escalate:
-            self.duty.durable, self.caller.is_escalating = True, False
-            run()
 
     # ------------------------------------------------------------ intake
 
@@ -371,7 +350,7 @@ class Projector:
         """batch=True: the whole list at once. False: each event must run by itself."""
         duty = self.duty
         events, followers = duty.events(batch.rows), []
-        if batch.alone is not None:
+        if batch.alone is not None or self.caller.is_apart:
             return False
         quiet = [settling.is_quiet(event.position) for event in events] if settling.quiet_until else []
         if any(quiet) and not all(quiet):
@@ -428,6 +407,8 @@ class Projector:
             heads, ran = [(lane, head.letter, duty.lanes.head(lane, head.letter)) for lane, head in due], turn.settled
             for lane, _, found in heads:
                 self._drain(tx, settling, lane, found, rows, turn, started, alone)
+                if duty.ended and found is not None and found.position in duty.ended:
+                    break  # those behind it may do the same: each has to be found by itself
             if alone is not None and turn.settled == ran:  # an operator or the clock makes it wait: nobody runs now
                 tx.keyed.excuse(duty.member)
             self.caller.escalate_if_swallowed()

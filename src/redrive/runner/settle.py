@@ -94,6 +94,8 @@ class Settling:
         self._has_hook = duty.subscription.on_error is not None
         self._gathers = gathers
         self._run = tx.strict(run_statements) if strict else run_statements
+        if tx.is_careful:
+            self._run = tx.checked(self._run)
         self._new: list[_New] = []
         self._retries: list[tuple[Work, Action, Head]] = []
         self._attempts: list[Attempted] = []

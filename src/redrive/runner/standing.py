@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from redrive.context import Again
 from redrive.errors import CommitUnknown, StoreError
 from redrive.runner.handed import Landed
 from redrive.store.groups import run_here
@@ -178,7 +179,7 @@ class Together:
         stand = self._stand
         if stand is None or not self.has_turn:
             return
-        if isinstance(error, StoreError) and not isinstance(error, CommitUnknown):  # nothing is written, for certain
+        if isinstance(error, StoreError | Again) and not isinstance(error, CommitUnknown):  # for certain nothing is written
             stand.let_go()
             raise Apart from error
         self.is_quiet = stand.ended(error)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from redrive.store.sqlite.store import SqliteStore, SqliteTx
+from redrive.store.sqlite.store import SqliteStore
+from redrive.store.sqlite.transaction import SqliteTx
 
 Fault = Callable[[], BaseException | None]  # what every write is to raise now, if anything
 

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -66,20 +67,30 @@ def translate(error: sqlite3.Error, path: str) -> StoreError:
 # to any more, kept all other processes out, or did checkpoints by itself, which may damage the file (ADR 3).
 _OURS = {"query_only", "locking_mode", "journal_mode", "wal_autocheckpoint"}
 
+# A savepoint outside of a transaction begins one; a table is made by an insert into the schema.
+_WRITES = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_SAVEPOINT}
+
+_HARMLESS = ("ROLLBACK", "SELECT")  # to a savepoint, or by ourselves; what merely speaks of it
+
 
 class Guard:
-    """Refuses COMMIT and ROLLBACK, and to set what the connection is for, unless the engine itself asks."""
+    """Refuses COMMIT and ROLLBACK, and to set what the connection is for, unless the engine itself asks.
 
-    __slots__ = ("engine", "has_refused")
+    So is what would be written behind the end of a transaction, as far as it is prepared there; see ISOLATION.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("connection", "engine", "has_refused")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
         self.engine = self.has_refused = False
 
     def __call__(self, action: int, first: str | None, second: str | None = None, *_: Any) -> int:
         if self.engine:
             return sqlite3.SQLITE_OK
         sets = action == sqlite3.SQLITE_PRAGMA and second is not None and (first or "").lower() in _OURS
-        if action == sqlite3.SQLITE_TRANSACTION or sets:
+        is_outside = action in _WRITES and not self.connection.in_transaction
+        if action == sqlite3.SQLITE_TRANSACTION or sets or is_outside:
             self.has_refused = True
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
@@ -97,6 +108,16 @@ class Guard:
 
 class Lent(Numbered if IS_NEEDED else sqlite3.Connection):  # type: ignore[misc]
     """A connection that functions get to see as `tx.connection`. All others need it, too."""
+
+    sighted: Callable[[str], None] | None = None  # told of a statement that may end the transaction, before it runs
+    is_begun = False  # are we between BEGIN and the end? kept by whoever looks at `trouble`
+    trouble: sqlite3.Error | None = None  # what ended the transaction; see careful.py
+
+    def __call__(self, sql: str, /) -> Any:
+        """Prepare a statement, as sqlite3 asks for it: only if it is not among those it has kept."""
+        if self.sighted is not None and "ROLLBACK" in (text := sql.upper()) and not text.lstrip().startswith(_HARMLESS):
+            self.sighted(text)
+        return super().__call__(sql)
 
     def close(self) -> None:
         """Refused: whoever writes next would find it closed, and so would the thread that does the checkpoints."""

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from redrive.errors import StoreError, UsageError
 from redrive.store.port import Counts
-from redrive.store.sqlite.connection import Guard, is_the_world, let_go, translate
+from redrive.store.sqlite.connection import Connection, Guard, is_the_world, let_go, translate
 
 if TYPE_CHECKING:
-    from redrive.store.sqlite.store import SqliteStore, SqliteTx
+    from redrive.store.sqlite.store import SqliteStore
+    from redrive.store.sqlite.transaction import SqliteTx
 
 # Not in queries.sql: how rows are counted is this store's own affair, and no trigger takes its table as a parameter.
 _COUNTS = """CREATE TEMP TABLE redrive_touched (id INTEGER PRIMARY KEY, name TEXT NOT NULL,
@@ -40,8 +41,8 @@ class StageGuard(Guard):
 
     __slots__ = ("created",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
         self.created = False
 
     def __call__(self, action: int, first: str | None, *rest: Any) -> int:
@@ -56,7 +57,7 @@ class SqliteStage(AbstractContextManager["SqliteStage"]):
     def __init__(self, store: SqliteStore, tx: SqliteTx) -> None:
         self._store, self._tx = store, tx
         self._is_busy = False
-        self._guard = tx.guard = StageGuard()
+        self._guard = tx.guard = StageGuard(tx.connection)
         tx.connection.set_authorizer(self._guard)
         tx.connection.execute("PRAGMA busy_timeout = 0")  # the store waits for the write lock, see _begin
         tx.connection.execute("PRAGMA temp_store = MEMORY")

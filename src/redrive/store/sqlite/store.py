@@ -13,32 +13,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, UsageError
+from redrive.context import Again
+from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, TransactionEnded, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.ahead import Lookout, NoLookout
-from redrive.store.books import Books
 from redrive.store.groups import Done, append_group, run_here
-from redrive.store.guards import Guards
-from redrive.store.keyed import Keyed
-from redrive.store.letters import Letters
-from redrive.store.log import Logs
 from redrive.store.news import News
-from redrive.store.port import Appending, Function
-from redrive.store.progress import Progress
+from redrive.store.port import Appending
 from redrive.store.rehearsing import check_off_stage
-from redrive.store.sql import Row, Sql, queries_of
+from redrive.store.sql import Row
 from redrive.store.sqlite import forking
+from redrive.store.sqlite.careful import has_ending
 from redrive.store.sqlite.connection import (
     BEGIN,
     COMMIT,
     ROLLBACK,
     Connection,
-    Guard,
+    Lent,
     Reader,
     holds_store,
     is_the_world,
@@ -50,9 +46,9 @@ from redrive.store.sqlite.connection import (
     wait_for_nobody,
 )
 from redrive.store.sqlite.flush import Flush
-from redrive.store.sqlite.hold import Hold
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.stage import SqliteStage
+from redrive.store.sqlite.transaction import SqliteTx, queries
 from redrive.store.writer import Writer
 
 log = logging.getLogger("redrive")
@@ -65,97 +61,6 @@ ENDED = "SQLite ended the transaction by itself; nothing was written"
 BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.001
 
 
-@cache
-def queries() -> dict[str, str]:
-    """The named statements of this backend."""
-    return queries_of(Path(__file__).parent)
-
-
-class SqliteTx:
-    """One connection with its facets; the same object serves every transaction on it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.use(connection)
-
-    def use(self, connection: Connection) -> None:
-        """Begin on this connection, with nothing remembered."""
-        self.connection = connection
-        self.execute: Callable[..., Any] = connection.execute
-        self.executemany: Callable[..., Any] = connection.executemany
-        self.hold = Hold(connection)
-        self.guard = Guard()
-        connection.set_authorizer(self.guard)
-        self.sql = Sql(connection, queries())
-        self.logs = Logs(self.sql)
-        self.progress = Progress(self.sql)
-        self.letters = Letters(self.sql)
-        self.keyed = Keyed(self.sql)
-        self.guards = Guards(self.sql)
-        self.books = Books(self.sql)
-
-    def control(self, statement: str) -> None:
-        """BEGIN, COMMIT or ROLLBACK, which the guard allows nobody else."""
-        self.guard.engine, self.guard.has_refused = True, False
-        try:
-            self.connection.execute(statement)
-        except sqlite3.Error as error:
-            if self.guard.is_interrupt(error):
-                raise KeyboardInterrupt from error
-            raise
-        finally:
-            self.guard.engine = False
-
-    def checked(self, function: Function) -> Function:
-        """A statement that fails leaves the transaction as it was: who catches the error may go on."""
-        return function
-
-    def strict(self, function: Function) -> Function:
-        """Foreign keys are looked at after each call, if they are on: what is broken and was not before."""
-        if not self.connection.execute("PRAGMA foreign_keys").fetchone()[0]:
-            return function
-
-        def call(subject: Any, tx: Any) -> None:
-            former = self._broken()
-            function(subject, tx)
-            for table, row, parent, _ in self._broken() - former:
-                raise sqlite3.IntegrityError(f"FOREIGN KEY constraint failed: row {row} of {table} refers to {parent}")
-
-        return call
-
-    def _broken(self) -> set[Any]:
-        return set(self.connection.execute("PRAGMA foreign_key_check").fetchall())
-
-    def pipelined(self, function: Function) -> Function:
-        """As `checked`: nobody has to be waited for."""
-        return function
-
-    calls = 0  # not counted: of those whose statements are held, nobody asks which it was
-
-    def takes_back(self, error: BaseException) -> bool:
-        """Is nothing left of the last call, which raised? Not if its statements were not held."""
-        return self.hold.takes_back(error)
-
-    def answers(self, *, late: bool = False) -> int | None:
-        """All are known, but for statements that are held."""
-        return self.hold.answers()
-
-    def savepoint(self) -> None:
-        """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
-        self.hold.run()
-        self.connection.execute("SAVEPOINT redrive_point")
-
-    def keep(self) -> None:
-        """What happened since the savepoint stays."""
-        self.hold.run()
-        self.connection.execute("RELEASE redrive_point")
-
-    def undo(self) -> None:
-        """What happened since the savepoint is gone."""
-        self.hold.drop()
-        self.connection.execute("ROLLBACK TO redrive_point")
-        self.logs.ended(committed=False)  # a log that was created since is gone too, and its number will be another's
-
-
 def exists_file(path: str) -> bool:
     """Is there a file with a store in it? Nothing is created or changed by asking."""
     return Path(path).is_file() and holds_store(path)
@@ -166,6 +71,7 @@ class SqliteStore:
 
     bell = None  # nobody tells: a file has to be asked
     can_hold = True
+    is_careful = False  # is there a statement that may end the transaction? see careful.py
 
     def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
         self.path = self.url = path
@@ -202,6 +108,26 @@ class SqliteStore:
             raise
         for tx in (self._full, self._normal):  # not before: to sort a large table may take much memory
             undo_in_memory(tx.connection)
+            self._look_out(tx)
+        if has_ending(self._full.connection):
+            self._be_careful()
+
+    def _look_out(self, tx: SqliteTx) -> None:
+        """Statements that may end the transaction are told of before the first of them runs."""
+        if isinstance(tx.connection, Lent):
+            tx.connection.sighted = partial(self._sight, tx)
+
+    def _sight(self, tx: SqliteTx, statement: str) -> None:
+        """There is one. Who makes a table or a trigger of that kind may go on; a turn begins again, with care."""
+        self._be_careful()
+        if not statement.lstrip().startswith("CREATE"):
+            tx.must_repeat = True
+            raise Again
+
+    def _be_careful(self) -> None:
+        self.is_careful, self.can_hold = True, False
+        for tx in (self._full, self._normal):
+            tx.be_careful()
 
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
         with forking.opening:
@@ -235,13 +161,15 @@ class SqliteStore:
                         raise KeyboardInterrupt from error
                     if isinstance(error, sqlite3.Error) and is_the_world(error):
                         raise translate(error, self.path) from error
-                    if isinstance(error, sqlite3.Error) and ended:  # and somebody went on after that
-                        raise StoreError(f"{self.path}: {ENDED}") from error
+                    if ended and not tx.is_lent and _may_be_somebodys(error):
+                        raise self._ended(tx) from error
                     raise
                 self._commit(tx)
             finally:
                 if tx.connection.in_transaction:  # Ctrl-C struck between BEGIN and the block, or between it and COMMIT
                     self._rollback(tx)
+                if tx.is_lent:
+                    tx.lend(ends=True, is_careful=self.is_careful)
                 self._holder = self._current = None
 
     def _begin(self, tx: SqliteTx) -> None:
@@ -270,14 +198,14 @@ class SqliteStore:
         undo_in_memory(fresh)
         self._former_changes += former.total_changes
         tx.use(fresh)
+        self._look_out(tx)
         tx.letters.sieve.begin()
         let_go(former)  # the cursor says so to whoever asks it
 
     def _commit(self, tx: SqliteTx) -> None:
         assert not tx.hold, "statements were held and not run"
-        if not tx.connection.in_transaction:  # SQLite itself rolled back (disk full inside a statement)
-            self._rollback(tx)  # what we remember of it is wrong, too
-            raise StoreError(f"{self.path}: {ENDED}")
+        if not tx.connection.in_transaction or tx.must_repeat:
+            self._roll_back_what_ended(tx)
         try:
             tx.control(COMMIT)
         except sqlite3.Error as error:
@@ -286,7 +214,23 @@ class SqliteStore:
                 raise CommitRefused(self.path, error) from error
             raise CommitUnknown(f"{self.path}: COMMIT failed: {error}") from error
 
+    def _roll_back_what_ended(self, tx: SqliteTx) -> None:
+        """SQLite itself did (disk full inside a statement), or somebody has passed over that it is to begin again."""
+        must_repeat = tx.must_repeat
+        self._rollback(tx)  # what we remember of it is wrong, too
+        if must_repeat:
+            raise Again
+        raise self._ended(tx)
+
+    def _ended(self, tx: SqliteTx) -> StoreError:
+        """What to raise for a transaction that a statement has ended. Once: the next time it is known whose it was."""
+        was_careful = tx.is_careful
+        self._be_careful()
+        is_new = tx.is_careful and not was_careful
+        return (TransactionEnded if is_new else StoreError)(f"{self.path}: {ENDED}")
+
     def _rollback(self, tx: SqliteTx) -> None:
+        tx.must_repeat = False
         tx.hold.forget()
         tx.logs.ended(committed=False)
         if tx.connection.in_transaction:
@@ -493,6 +437,12 @@ class SqliteStore:
             connections.add(self._watch)
         for connection in connections:
             let_go(connection)
+
+
+def _may_be_somebodys(error: BaseException) -> bool:
+    """A transaction has ended, and this is raised: may a statement of a function have ended it, rather than the disk?"""
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    return cause is not None and isinstance(error, sqlite3.Error | StoreError) and not is_the_world(cause)
 
 
 def _need_sync(tx: SqliteTx) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from redrive.store.sqlite import SqliteStore
 from redrive.store.sqlite.connection import ISOLATION, ROLLBACK
-from redrive.store.sqlite.store import SqliteTx
+from redrive.store.sqlite.transaction import SqliteTx
 
 
 class SickConnection(sqlite3.Connection):

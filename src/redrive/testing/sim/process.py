@@ -20,7 +20,7 @@ from redrive.clock import Env
 from redrive.errors import CommitUnknown, StoreBusy, StoreError
 from redrive.store.port import Appending
 from redrive.store.sqlite import SqliteStore
-from redrive.store.sqlite.store import SqliteTx
+from redrive.store.sqlite.transaction import SqliteTx
 
 if TYPE_CHECKING:
     from redrive.testing.sim.world import World
