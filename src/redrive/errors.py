@@ -7,6 +7,8 @@ subscription stops. Every message says what happened and what to do.
 
 from __future__ import annotations
 
+from typing import Self
+
 from redrive.units import duration
 
 
@@ -56,6 +58,13 @@ class IdConflict(EventError):
 
 class StoreError(RedriveError):
     """The store did not do what was asked; nothing was decided about any event."""
+
+    store: object | None = None  # which one, if it has left a store's hands
+
+    def of(self, store: object) -> Self:
+        """It comes from this store, if it does not come from another one. A function may have to do with several."""
+        self.store = self.store or store
+        return self
 
 
 class StoreBusy(StoreError):

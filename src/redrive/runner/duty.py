@@ -15,7 +15,7 @@ import msgspec
 
 from redrive.clock import Env
 from redrive.context import Effects, Emitter
-from redrive.errors import BadKey, Fenced, Halted
+from redrive.errors import BadKey, Fenced, Halted, StoreError
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
 from redrive.observe.signals import Signals
@@ -264,7 +264,10 @@ class Duty:
         found = self.states.get(key)
         if found is None:
             if self.keeper is not None:
-                found = self.keeper.load(key)
+                try:
+                    found = self.keeper.load(key)
+                except StoreError as error:  # it keeps what belongs to this store
+                    raise error.of(self.engine.store)
             else:
                 with self.engine.store.reading() as tx:
                     found = tx.keyed.get(self.id, key)

@@ -157,7 +157,11 @@ class Handling:
         engine = self.duty.engine
         if isinstance(error, SystemExit | KeyboardInterrupt):
             engine.request_stop(f"{self.duty.subscription.name} raised {type(error).__name__}")
-        return outcome_of(error, _is_ours, reruns=work.reruns, limit=engine.settings.error_text_max)
+        return outcome_of(error, self._is_ours, reruns=work.reruns, limit=engine.settings.error_text_max)
+
+    def _is_ours(self, error: BaseException) -> bool:
+        """Our store's fault? Another one, ours or not, is a dependency of the handler like any other."""
+        return isinstance(error, StoreError) and error.store is self.duty.engine.store
 
     # ------------------------------------------------------------ settling
 
@@ -308,7 +312,8 @@ class Handling:
         settling.commit_works(works)
 
     def _is_the_world(self, error: BaseException | None) -> bool:
-        return error is not None and self.duty.engine.store.is_the_world(error)
+        """Not the fault of a user's statement: what raises a StoreError here is the store, or who keeps the state."""
+        return isinstance(error, StoreError) or (error is not None and self.duty.engine.store.is_the_world(error))
 
     def _write_good(self, settling: Settling, work: Work, result: Round) -> None:
         """Effects first, then the fate, behind a savepoint: it may fail, and an operator may be faster."""
@@ -364,11 +369,6 @@ class Handling:
             if not self.duty.subscription.is_async:
                 self.duty.engine.signals.tell([stuck])
         return late
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Our store's fault? A handler's own database, SQLite or not, is a dependency of it like any other."""
-    return isinstance(error, StoreError)
 
 
 class _Isolate(Exception):

@@ -75,7 +75,7 @@ class Writer:
 
     def _check_open(self) -> None:
         if self._stopped:
-            raise StoreError("the store is closed")
+            raise StoreError("the store is closed").of(self._store)
 
     def _put(self, item: Appending | Job) -> None:
         self._check_open()

@@ -137,7 +137,7 @@ class Handling(Scene):
         if error is None:
             asked, error = attempt_effects(turn.ctx)
         if error is not None:
-            return Called(letter, self.judge(letter, self.outcome(error, _is_ours)))
+            return Called(letter, self.judge(letter, self.outcome(error, self._is_ours)))
         if asked is not None and asked.state is not None:
             state_key, _, data = asked.state
             self._states[state_key] = (letter.position, data) if data else (0, b"")
@@ -242,7 +242,6 @@ class Handling(Scene):
         if self._conflicts[spoilt.letter.id] > self.subscription.policy.conflicts.times:
             super().learn(spoilt)
 
-
-def _is_ours(error: BaseException) -> bool:
-    """Our store's fault? What a handler meets elsewhere is its own."""
-    return isinstance(error, StoreError)
+    def _is_ours(self, error: BaseException) -> bool:
+        """Our store's fault? What a handler meets elsewhere is its own."""
+        return isinstance(error, StoreError) and self.house.stage.is_the_world(error)

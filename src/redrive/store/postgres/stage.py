@@ -122,4 +122,4 @@ class PostgresStage(AbstractContextManager["PostgresStage"]):
 
     def is_the_world(self, error: BaseException) -> bool:
         """Is it the server or the network, rather than a statement?"""
-        return isinstance(error, StoreError) or is_the_world(error)
+        return (isinstance(error, StoreError) and error.store is self._store) or is_the_world(error)

@@ -112,22 +112,26 @@ class PostgresStore:
         check_off_stage()
         if me in self._held:
             raise UsageError("already inside a transaction of this store: pass tx= instead of opening another")
-        with self._begun(begin, is_ours=is_ours) as tx:
-            self._held[me] = tx
-            try:
+        try:
+            with self._begun(begin, is_ours=is_ours) as tx:
+                self._held[me] = tx
                 try:
-                    yield tx
+                    try:
+                        yield tx
+                    except psycopg.Error as error:
+                        if not tx.is_open and not is_the_world(error):  # and somebody went on after that
+                            raise StoreError(f"{self.url}: {ENDED}") from error
+                        raise
+                    self._commit(tx)
                 except psycopg.Error as error:
-                    if not tx.is_open and not is_the_world(error):  # and somebody went on after that
-                        raise StoreError(f"{self.url}: {ENDED}") from error
+                    if is_the_world(error):
+                        raise translated_error(error, self.url) from error
                     raise
-                self._commit(tx)
-            except psycopg.Error as error:
-                if is_the_world(error):
-                    raise translated_error(error, self.url) from error
-                raise
-            finally:
-                del self._held[me]
+                finally:
+                    del self._held[me]
+        except StoreError as error:
+            error.of(self)
+            raise
 
     def _commit(self, tx: PostgresTx) -> None:
         tx.commit(self.url)
@@ -135,14 +139,18 @@ class PostgresStore:
     @contextmanager
     def reading(self, *, snapshot: bool = True) -> Iterator[PostgresTx]:
         """Many at a time, none blocks or is blocked by a writer. A snapshot costs as much as what is read."""
-        with self._begun(BEGIN_READING if snapshot else BEGIN_NOTHING) as tx:
-            try:
-                yield tx
-            except psycopg.Error as error:
-                # To write here is refused because we said so, not because the server takes no writes.
-                if is_the_world(error) and not isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-                    raise translated_error(error, self.url) from error
-                raise
+        try:
+            with self._begun(BEGIN_READING if snapshot else BEGIN_NOTHING) as tx:
+                try:
+                    yield tx
+                except psycopg.Error as error:
+                    # To write here is refused because we said so, not because the server takes no writes.
+                    if is_the_world(error) and not isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                        raise translated_error(error, self.url) from error
+                    raise
+        except StoreError as error:
+            error.of(self)
+            raise
 
     @contextmanager
     def _begun(self, begin: str, *, is_ours: bool = False) -> Iterator[PostgresTx]:
@@ -232,7 +240,7 @@ class PostgresStore:
 
     def is_the_world(self, error: BaseException) -> bool:
         """Infrastructure, or the statement's own fault? What follows from the first error is told by the first."""
-        if isinstance(error, StoreError) or is_the_world(error):
+        if (isinstance(error, StoreError) and error.store is self) or is_the_world(error):
             return True
         tx = self._held.get(threading.get_ident())
         if tx is None:

@@ -121,4 +121,4 @@ class SqliteStage(AbstractContextManager["SqliteStage"]):
 
     def is_the_world(self, error: BaseException) -> bool:
         """Is it the disk or the lock, rather than a statement?"""
-        return isinstance(error, StoreError) or is_the_world(error)
+        return (isinstance(error, StoreError) and error.store is self._store) or is_the_world(error)

@@ -131,9 +131,12 @@ class SqliteStore:
 
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
         with forking.opening:
-            return open_connection(
-                self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only
-            )
+            try:
+                return open_connection(
+                    self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only
+                )
+            except StoreError as error:
+                raise error.of(self)
 
     # ------------------------------------------------------------ transactions
 
@@ -165,6 +168,9 @@ class SqliteStore:
                         raise self._ended(tx) from error
                     raise
                 self._commit(tx)
+            except StoreError as error:
+                error.of(self)
+                raise
             finally:
                 if tx.connection.in_transaction:  # Ctrl-C struck between BEGIN and the block, or between it and COMMIT
                     self._rollback(tx)
@@ -258,7 +264,7 @@ class SqliteStore:
             if tx.guard.is_interrupt(error):
                 raise KeyboardInterrupt from error
             if is_the_world(error):
-                raise translate(error, self.path) from error
+                raise translate(error, self.path).of(self) from error
             raise
         finally:
             if tx.connection.in_transaction:
@@ -368,7 +374,8 @@ class SqliteStore:
 
     def is_the_world(self, error: BaseException) -> bool:
         """Infrastructure, or the statement's own fault?"""
-        return isinstance(error, StoreError) or is_the_world(error) or self._has_ended()
+        is_ours = isinstance(error, StoreError) and error.store is self
+        return is_ours or is_the_world(error) or self._has_ended()
 
     def _has_ended(self) -> bool:
         """Is the transaction of this thread gone? Then whatever is raised now is only a consequence."""

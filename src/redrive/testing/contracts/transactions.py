@@ -141,7 +141,8 @@ class TransactionContract(StoreTests):
                 tx.connection.execute("SELECT no_such_column FROM no_such_table")
 
         assert not self.store.is_the_world(expect(Exception, fail))
-        assert self.store.is_the_world(StoreError("down"))
+        assert self.store.is_the_world(StoreError("down").of(self.store))
+        assert not self.store.is_the_world(StoreError("another one is down"))
 
     def test_what_others_append_or_ask_is_noticed(self) -> None:
         other, row = self.make_store(self._folder), self._subscribe()
