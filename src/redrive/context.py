@@ -125,7 +125,7 @@ class Tx:
         if self._cancel is None:
             raise UsageError("cancel belongs to projections; here, use log.cancel(id, tx=tx)")
         assert self.event is not None
-        return self._cancel(self.event, name_of(log, "cancel"), id)
+        return self._cancel(self.event, log, id)
 
 
 class Emitter:
@@ -155,14 +155,19 @@ class Emitter:
         at: datetime | None = None,
     ) -> Emission:
         """Check and encode now, so that an error surfaces in the function that made it."""
-        name = name_of(log, "emit")
+        name = self.named(log, "emit")
         if self._outboxes is not None:
             self._check_carried(log, name, expected_version)
-        if self._runtime is not None and (check_in := getattr(log, "check_in", None)) is not None:
-            check_in(self._runtime)
         made_id, headers = emission_id(self.identity, event.id, ordinal), traced(headers, event)
         made = derive(self._types, self._env, made_id, type, data, key, headers, expected_version, after, at)
         return Emission(name, made)
+
+    def named(self, log: Any, verb: str) -> str:
+        """The log that is meant. One of another store is refused: of its name there may be one here, too."""
+        name = name_of(log, verb)
+        if self._runtime is not None and (check_in := getattr(log, "check_in", None)) is not None:
+            check_in(self._runtime)
+        return name
 
     def _check_carried(self, log: Any, name: str, expected_version: int | None) -> None:
         """What goes to a broker must have somebody who carries it."""
@@ -294,7 +299,7 @@ class Ctx:
         settling, the function runs again and is told so.
         """
         self._check_alive()
-        name = name_of(log, "cancel")
+        name = self._office.emitter.named(log, "cancel")
         mine = any(one.log == name and one.event.id == id for one in self._emissions or ())
         wish = withdrawal(id, seen=not mine)
         if not mine and not self._office.is_scheduled(name, id):

@@ -174,10 +174,30 @@ def test_emitting_to_a_log_of_another_store_is_refused_and_of_the_same_one_is_no
     shop.run(until_idle=True)
     letters = shop.operate().letters.list()
     refused = 2 if file == "bank.db" else 0
-    assert [(one.reason, "functions read and emit" in one.error_message) for one in letters] == [
+    assert [(one.reason, "functions read, emit and cancel" in one.error_message) for one in letters] == [
         ("permanent", True)
     ] * refused
     assert (len(list(payments.read())), len(list(shop.log("payments").read()))) == (2 - refused, 2 - refused)
+    shop.close()
+    bank.close()
+
+
+@pytest.mark.parametrize("file", ["bank.db", "shop.db"])
+def test_cancelling_in_a_log_of_another_store_is_refused_and_in_the_same_one_is_not(tmp_path: Path, file: str) -> None:
+    shop, bank = App(str(tmp_path / "shop.db")), App(str(tmp_path / file))
+    orders, payments = shop.log("orders"), bank.log("payments")
+    for id in ("a", "b"):
+        shop.log("payments").append("payment.due", id=id, after="1h")
+    shop.on(orders, start="first", name="charge")(lambda event, ctx: ctx.cancel(payments, "a") and None)
+    shop.projection(orders, name="book")(lambda event, tx: tx.cancel(payments, "b") and None)
+    orders.append("order.placed")
+    shop.run(until_idle=True)
+    letters = shop.operate().letters.list()
+    refused = 2 if file == "bank.db" else 0
+    assert [(one.reason, "functions read, emit and cancel" in one.error_message) for one in letters] == [
+        ("permanent", True)
+    ] * refused
+    assert [shop.log("payments").cancel(id) for id in ("a", "b")] == [bool(refused)] * 2
     shop.close()
     bank.close()
 

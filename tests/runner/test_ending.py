@@ -5,17 +5,24 @@ Nothing else is concluded from it: neighbours are applied once, letters are retr
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redrive import App, Ignore, StoreError, no_retry, retry
+from redrive.store.sqlite.careful import Careful
+from redrive.store.sqlite.connection import Lent
+from redrive.store.sqlite.store import SqliteStore
 from redrive.testing import Harness
+from redrive.testing.crashing import Crashed
 from tests.runner.conftest import Start
+from tests.runner.test_crash_counting import run_through
+from tests.runner.test_joining import Shop
 
 pytestmark = pytest.mark.sqlite  # on Postgres no statement ends a transaction
 
@@ -327,3 +334,171 @@ def test_a_signal_of_ours_that_is_caught_is_raised_again(app: App, harness: Harn
     put(harness, "a", "bad", "c")
     harness.run_until_idle()
     assert (applied(harness), [one.event_id for one in harness.letters()]) == (["a", "c"], ["bad"])
+
+
+def test_a_suspect_that_runs_alone_is_not_charged_for_it(app: App, harness: Harness) -> None:
+    deaths: list[int] = []
+
+    def bad(event: Any, tx: Any) -> None:
+        if not deaths:
+            deaths.append(1)
+            harness.crash()
+        end(tx)
+
+    project(app, bad, retry=retry(attempts=2, wait="1s"))
+    prepare(harness)
+    put(harness, "a", "bad", "c")
+    assert run_through(harness) == 1
+    assert (applied(harness), letters(harness)) == (["a", "c"], [("bad", "retrying", 1, MESSAGE)])
+    harness.advance("1m")
+    assert letters(harness) == [("bad", "dead", 2, MESSAGE)]
+    assert harness.query("SELECT * FROM redrive_inflight") == []
+
+
+def test_a_letter_that_runs_alone_after_a_crash_does_it(app: App, harness: Harness) -> None:
+    calls: list[int] = []
+
+    def bad(event: Any, tx: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("no")
+        if len(calls) == 2:
+            harness.crash()
+        end(tx)
+
+    project(app, bad, retry=retry(attempts=3, wait="1s"))
+    prepare(harness)
+    put(harness, "bad")
+    harness.run_until_idle()
+    with pytest.raises(Crashed):
+        harness.advance("2s")
+    harness.advance("1m")
+    assert letters(harness) == [("bad", "dead", 3, MESSAGE)]
+    assert harness.query("SELECT * FROM redrive_inflight") == []
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_what_lands_is_kept_when_the_turn_that_joins_it_ends_the_transaction(is_quiet: bool, is_known: bool) -> None:
+    """`is_known`: the store is careful before anything lands."""
+    shop = Shop(order="none")
+    with shop.harness:
+        with shop.app.transaction() as tx:
+            tx.execute("CREATE TABLE q (a UNIQUE)")
+            tx.execute("INSERT INTO q VALUES (1)")
+        if is_known:
+            shop.harness.app.runtime.store._be_careful()  # type: ignore[attr-defined]
+        shop.begin()
+
+        def deed(event: Any, tx: Any) -> None:
+            if event.data == 10:
+                with pytest.raises(sqlite3.IntegrityError) if is_quiet else nullcontext():
+                    end(tx)
+
+        shop.deed = deed
+        for said in (7, 10, 8, 9):
+            shop.say(said)
+        shop.check(10)
+        assert [one.state for one in shop.harness.letters()] == ["dead"]
+        assert shop.harness.halted == {}
+
+
+# ---------------------------------------------------------------- handlers
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("order", ["key", "none", "total"])
+def test_a_handlers_statement_fails_its_own_event(app: App, harness: Harness, order: str, keyed: bool) -> None:
+    orders, out = app.log("orders"), app.log("out")
+    fails = [True]
+
+    @app.on(orders, start="first", order=order, retry=retry(attempts=2, wait="1s"))
+    def handle(event: Any, ctx: Any) -> None:
+        ctx.execute("INSERT INTO seen VALUES (?)", (event.id,))
+        ctx.emit(out, "seen", event.id)
+        if keyed:
+            ctx.state["n"] = ctx.state.get("n", 0) + 1
+        if event.id.startswith("bad") and fails[0]:
+            ctx.execute(ENDINGS["or"][0])
+
+    prepare(harness)
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE seen (id TEXT)")
+    put(harness, "a", "bad1", "b", "bad2", "c")
+    put(harness, "follower", key="bad1")
+    for _ in range(4 if order == "total" else 1):
+        harness.run_until_idle()
+        harness.advance("1m")
+        if order == "total":
+            harness.replay() if not fails[0] else None
+        fails[0] = False if order == "total" else fails[0]
+    if order != "total":
+        dead = [("bad1", "dead", 2, MESSAGE), ("bad2", "dead", 2, MESSAGE)]
+        assert letters(harness)[:2] == dead
+        fails[0] = False
+        harness.replay()
+    wanted = {"a", "bad1", "b", "bad2", "c", "follower"}
+    assert sorted(one for (one,) in harness.query("SELECT id FROM seen")) == sorted(wanted)
+    assert sorted(event.data for event in out.read()) == sorted(wanted)
+    if keyed:
+        assert {json.loads(data)["n"] for (data,) in harness.query("SELECT data FROM redrive_state")} <= {1, 2}
+
+
+# ---------------------------------------------------------------- a program's own transactions
+
+
+def test_a_program_hears_of_it_in_the_words_of_the_driver_and_nothing_is_written(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    orders = app.log("orders")
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE q (a UNIQUE)")
+        tx.execute("INSERT INTO q VALUES (1)")
+    with pytest.raises(sqlite3.IntegrityError, match=MESSAGE), app.transaction() as tx:  # noqa: PT012
+        tx.execute("INSERT INTO q VALUES (2)")
+        orders.append("order.placed", tx=tx)
+        end(tx)
+    with app.transaction() as tx:
+        tx.execute("INSERT INTO q VALUES (3)")
+        orders.append("order.placed", 3, tx=tx)
+    with app.reader() as reader:
+        assert reader.execute("SELECT a FROM q").fetchall() == [(1,), (3,)]
+    assert [event.data for event in orders.read()] == [3]
+    app.close()
+
+
+@pytest.mark.parametrize("what", AFTERWARDS)
+@pytest.mark.parametrize("appends", [False, True])
+def test_a_program_that_goes_on_after_it_writes_nothing(tmp_path: Path, what: str, appends: bool) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    orders = app.log("orders")
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE applied (id TEXT)")
+        tx.execute("CREATE TABLE q (a UNIQUE)")
+        tx.execute("INSERT INTO q VALUES (1)")
+    with pytest.raises(StoreError, match="ended the transaction"), app.transaction() as tx:  # noqa: PT012
+        if what not in ("script", "table"):
+            AFTERWARDS[what](tx)
+        with pytest.raises(sqlite3.IntegrityError):
+            end(tx)
+        if appends:
+            orders.append("order.placed", tx=tx)
+        AFTERWARDS[what](tx)
+    with app.reader() as reader:
+        assert reader.execute("SELECT count(*) FROM applied").fetchone() == (0,)
+        assert reader.execute("SELECT count(*) FROM sqlite_master WHERE name = 'late'").fetchone() == (0,)
+    orders.append("order.placed", 1)
+    assert [event.data for event in orders.read()] == [1]
+    app.close()
+
+
+def test_a_program_that_does_not_meet_it_makes_nobody_careful(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    with app.transaction() as tx:
+        assert type(tx.connection) is Careful
+        tx.execute("CREATE TABLE plain (n)")
+    store = app.runtime.store
+    assert isinstance(store, SqliteStore)
+    assert not store.is_careful
+    assert type(store._full.connection) is Lent
+    assert store._full.execute.__self__ is store._full.connection  # type: ignore[attr-defined]
+    app.close()

@@ -168,9 +168,9 @@ class Caller:
         settling.emit(event.position, emission)
         return emission.event.id
 
-    def _cancel(self, event: Event[Any], log: str, id: str) -> bool:
-        settling = self._durably()
-        return take_back(settling.tx, log, id, quiet=settling.is_quiet(event.position))
+    def _cancel(self, event: Event[Any], log: Any, id: str) -> bool:
+        name, settling = self.duty.emitter.named(log, "cancel"), self._durably()
+        return take_back(settling.tx, name, id, quiet=settling.is_quiet(event.position))
 
     def _durably(self) -> Settling:
         """What others may see is synced: if this transaction is not, the function runs again in one that is."""

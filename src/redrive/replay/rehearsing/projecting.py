@@ -82,6 +82,6 @@ class Projecting(Scene):
             self._emissions.append((emission.log, emission.event.type))
         return emission.event.id
 
-    def _cancel(self, event: Event[Any], log: str, id: str) -> bool:
+    def _cancel(self, event: Event[Any], log: Any, id: str) -> bool:
         assert self._tx is not None
-        return take_back(self._tx, log, id, quiet=self.is_quiet(event.position))
+        return take_back(self._tx, self.emitter.named(log, "cancel"), id, quiet=self.is_quiet(event.position))

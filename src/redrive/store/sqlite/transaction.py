@@ -63,7 +63,7 @@ class SqliteTx:
         connection = self.connection
         if isinstance(connection, Lent):  # else it is the simulator's
             connection.__class__ = Careful if yes else Lent
-            connection.is_begun, self.is_careful = connection.in_transaction, yes
+            connection.is_begun, connection.trouble, self.is_careful = connection.in_transaction, None, yes
             self._bind()
 
     def lend(self, *, ends: bool = False, is_careful: bool = False) -> None:
