@@ -239,6 +239,39 @@ def test_an_edit_by_who_does_not_know_the_key_function_runs_under_no_other_key(k
         assert calls == [{"user": "ada"}, {"user": "ada", "bad": 0}]
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_rebuild_that_meets_such_an_edit_runs_it_under_no_other_key_either(batch: bool) -> None:
+    app = App("unused.db")
+    logins, calls = app.log("logins"), []
+
+    @app.projection(logins, key_by="user", retry=no_retry, batch=batch, tables={"seen": "name TEXT"})
+    def watch(event: Any, tx: Any) -> None:
+        for one in event if batch else [event]:
+            calls.append(one.data)
+            if one.data.get("bad"):
+                raise Reject("bad")
+
+    with Harness(app) as harness:
+        for user, bad in (("eve", 0), ("ada", 1), ("ada", 0), ("eve", 0)):
+            harness.append(logins, "login", {"user": user, "bad": bad})
+        harness.run_until_idle()
+        first = stranger(app).list()[0]
+        stranger(app).edit(first, {"user": "eve"}, "by hand, without --app")
+        app.operate("ada").reset("watch", "again")
+        calls.clear()
+        harness.run_until_idle()
+        assert {one["user"] for one in calls} == {"eve"}
+        assert {"user": "eve"} not in calls
+        letter, behind = (one for one in harness.letters() if one.state in ("dead", "retrying"))
+        assert (letter.state, letter.reason, letter.lane, letter.edits) == ("dead", "bad_key", "ada", 1)
+        assert "from 'ada' to 'eve'" in letter.error_message
+        assert (behind.state, behind.lane) == ("retrying", "ada")
+        stranger(app).edit(letter.id, {"user": "ada"}, "back")
+        calls.clear()
+        harness.replay([letter.id])
+        assert calls == [{"user": "ada"}, {"user": "ada", "bad": 0}]
+
+
 def test_an_edit_may_give_a_key_to_what_could_not_be_read() -> None:
     app = App("unused.db")
     logins, calls = app.log("logins"), []

@@ -124,6 +124,7 @@ class Duty:
         self.keeper: Keeper | None = None  # of state that is not in the store
         self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
         self.controls = False
+        self.moved: dict[int, Work] = {}  # by position: what a rebuild will meet, with an edit that changes its key
         # By position: calls that have ended the transaction, and what they raised and where, until it is committed. None:
         # another attempt in the same transaction has.
         self.ended: dict[int, tuple[BaseException, TracebackType | None] | None] = {}
@@ -157,6 +158,7 @@ class Duty:
         self.edits = {
             position: (rev, data) for position, rev, data in tx.sql.all("edits_latest", {"subscription": self.id})
         }
+        self.moved = self._find_moved(tx, row.position) if one.key_by is not None else {}
         if self.quiet_until:
             marked = {"subscription": self.id, "was_open": WAS_OPEN}
             self.unheard = {position for (position,) in tx.sql.all("letters_unheard", marked)}
@@ -176,6 +178,19 @@ class Duty:
             }
         if self.subscription.state is not None:
             self.keeper = self.subscription.state.open(tx, Owner(self.id, self.subscription.name, self.epoch))
+
+    def _find_moved(self, tx: StoreTx, position: int) -> dict[int, Work]:
+        """Edits of what comes round again, by who did not know the key function: as `check_edit` for letters."""
+        moved = {}
+        for at in (one for one in self.edits if one > position):
+            rows = tx.logs.after(self.log_id, at - 1, 1)
+            if not rows or rows[0][0] != at:
+                continue
+            was, now = self.work(from_row(rows[0], self.engine.types)), self.work(self.event(rows[0]))
+            if was.lane is not None and was.lane != now.lane:
+                was.event, was.outcome = now.event, now.outcome or _changes_key(was.lane, now.key)
+                moved[at] = was
+        return moved
 
     def _is_landed_in(self, tx: StoreTx) -> bool:
         """Does a broker's log grow in the transactions in which its events are applied?"""
@@ -239,6 +254,10 @@ class Duty:
     def work(self, event: Event[Any]) -> Work:
         """An event as work; one without a usable key goes to a lane of its own, its fate known."""
         subscription = self.subscription
+        if self.moved and (was := self.moved.get(event.position)) is not None and _is_as_edited(was, event):
+            work = Work(event, event.position, was.key, was.lane, None)
+            work.outcome = was.outcome
+            return work
         key, outcome = find_key(subscription.key_of, event)
         if outcome is not None:
             work = Work(event, event.position, event.key, None, None)
@@ -336,11 +355,19 @@ def check_edit(duty: Duty, work: Work) -> None:
     if work.head is None or not work.head.edits or work.lane is None or work.outcome is not None:
         return
     if duty.subscription.lane_of(work.key) != work.lane:
-        bad = BadKey(
-            f"its edit changes its key from {work.lane!r} to {work.key!r}, which an edit cannot do: edit it once more, "
-            "or append it anew"
-        )
-        work.outcome = Unkeyed(describe(bad))
+        work.outcome = _changes_key(work.lane, work.key)
+
+
+def _is_as_edited(was: Work, event: Event[Any]) -> bool:
+    """Or has it become a letter meanwhile, and been edited once more?"""
+    return was.event is not None and was.event.data_raw == event.data_raw
+
+
+def _changes_key(lane: str, key: str | None) -> Unkeyed:
+    bad = BadKey(
+        f"its edit changes its key from {lane!r} to {key!r}, which an edit cannot do: edit it once more, or append it anew"
+    )
+    return Unkeyed(describe(bad))
 
 
 def keyed(duty: Duty, tx: StoreTx) -> Keyed | Keeper:
