@@ -89,7 +89,8 @@ class App(Declarations):
     def transaction(self) -> Iterator[Tx]:
         """Business write and events in one transaction: `orders.append(…, tx=tx)` inside."""
         with _refused_in_the_drivers_words(), self.runtime.store.transaction() as tx:
-            tx.lend()
+            if tx.lend is not None:
+                tx.lend()
             user = AppTx(tx, self.runtime)
             self.runtime.transacting = _current_task()
             try:

@@ -80,7 +80,7 @@ class CommitUnknown(StoreError):
 
 
 class TransactionEnded(StoreError):
-    """A statement ended the transaction in the middle; nothing was written. Who begins it again finds out whose it was."""
+    """A statement ended the transaction; nothing was written. Who begins it again finds out whose it was."""
 
 
 class CommitRefused(StoreError):

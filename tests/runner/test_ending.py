@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +250,9 @@ AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda tx: None,
     "insert": lambda tx: tx.execute("INSERT INTO applied VALUES ('late')"),
     "with": lambda tx: tx.execute("WITH x(id) AS (SELECT 'late') INSERT INTO applied SELECT id FROM x"),
-    "cursor": lambda tx: tx.connection.cursor().execute("WITH x(id) AS (SELECT 'l') INSERT INTO applied SELECT id FROM x"),
+    "cursor": lambda tx: tx.connection.cursor().execute(
+        "WITH x(id) AS (SELECT 'l') INSERT INTO applied SELECT id FROM x"
+    ),
     "raw": lambda tx: tx.connection.execute("WITH x(id) AS (SELECT 'l') INSERT INTO applied SELECT id FROM x"),
     "many": lambda tx: tx.executemany("REPLACE INTO applied VALUES (?)", [("late",)]),
     "script": lambda tx: tx.connection.executescript("INSERT INTO applied VALUES ('late')"),
@@ -324,10 +326,8 @@ def test_a_trigger_that_somebody_else_makes_meanwhile_is_met_once_and_known_from
 
 def test_a_signal_of_ours_that_is_caught_is_raised_again(app: App, harness: Harness) -> None:
     def bad(event: Any, tx: Any) -> None:
-        try:
+        with suppress(BaseException):
             end(tx)
-        except BaseException:
-            pass
 
     project(app, bad)
     prepare(harness)

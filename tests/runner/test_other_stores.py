@@ -1,4 +1,4 @@
-"""A function that has to do with another store: what goes wrong there is a failure of its event, and no halt of ours."""
+"""A function that has to do with another store: what goes wrong there is a failure of its event, no halt of ours."""
 
 from __future__ import annotations
 

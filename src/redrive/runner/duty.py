@@ -125,8 +125,8 @@ class Duty:
         self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
         self.controls = False
         self.moved: dict[int, Work] = {}  # by position: what a rebuild will meet, with an edit that changes its key
-        # By position: calls that have ended the transaction, and what they raised and where, until it is committed. None:
-        # another attempt in the same transaction has.
+        # By position: calls that have ended the transaction, and what they raised and where, until it is committed.
+        # None: another attempt in the same transaction has.
         self.ended: dict[int, tuple[BaseException, TracebackType | None] | None] = {}
 
     @property
@@ -286,7 +286,8 @@ class Duty:
                 try:
                     found = self.keeper.load(key)
                 except StoreError as error:  # it keeps what belongs to this store
-                    raise error.of(self.engine.store)
+                    error.of(self.engine.store)
+                    raise
             else:
                 with self.engine.store.reading() as tx:
                     found = tx.keyed.get(self.id, key)
@@ -365,7 +366,8 @@ def _is_as_edited(was: Work, event: Event[Any]) -> bool:
 
 def _changes_key(lane: str, key: str | None) -> Unkeyed:
     bad = BadKey(
-        f"its edit changes its key from {lane!r} to {key!r}, which an edit cannot do: edit it once more, or append it anew"
+        f"its edit changes its key from {lane!r} to {key!r}, which an edit cannot do: edit it once more, "
+        "or append it anew"
     )
     return Unkeyed(describe(bad))
 

@@ -179,7 +179,9 @@ class Together:
         stand = self._stand
         if stand is None or not self.has_turn:
             return
-        if isinstance(error, StoreError | Again) and not isinstance(error, CommitUnknown):  # for certain nothing is written
+        if isinstance(error, StoreError | Again) and not isinstance(
+            error, CommitUnknown
+        ):  # for certain nothing is written
             stand.let_go()
             raise Apart from error
         self.is_quiet = stand.ended(error)

@@ -213,8 +213,9 @@ class StoreTx(Opened, Protocol):
         """May a statement of a user's end the transaction? Then what runs it is to be `checked`."""
         ...
 
-    def lend(self) -> None:
-        """What follows in this transaction is asked for by a program that cannot be called again."""
+    @property
+    def lend(self) -> Callable[[], None] | None:
+        """To be called if what follows is asked for by a program, which cannot be called again; None: that is the same."""
         ...
 
     def savepoint(self) -> None: ...

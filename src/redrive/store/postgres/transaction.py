@@ -38,7 +38,7 @@ class PostgresTx:
     """One connection with its facets; the same object serves every transaction on it."""
 
     hold = None  # the pipe does
-    is_careful = False  # no statement ends a transaction here
+    is_careful, lend = False, None  # no statement ends a transaction here
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -50,9 +50,6 @@ class PostgresTx:
         self.keyed = Keyed(self.sql)
         self.guards = Guards(self.sql)
         self.books = Books(self.sql)
-
-    def lend(self) -> None:
-        """To a program that is not called again. It can do no harm: a statement that fails ends no transaction."""
 
     def execute(self, sql: str, params: Any = (), /) -> Any:
         """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""

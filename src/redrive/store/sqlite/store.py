@@ -136,7 +136,8 @@ class SqliteStore:
                     self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only
                 )
             except StoreError as error:
-                raise error.of(self)
+                error.of(self)
+                raise
 
     # ------------------------------------------------------------ transactions
 
@@ -447,7 +448,7 @@ class SqliteStore:
 
 
 def _may_be_somebodys(error: BaseException) -> bool:
-    """A transaction has ended, and this is raised: may a statement of a function have ended it, rather than the disk?"""
+    """A transaction has ended, and this is raised: may a statement of a function have ended it, and not the disk?"""
     cause = error.__cause__ if isinstance(error, StoreError) else error
     return cause is not None and isinstance(error, sqlite3.Error | StoreError) and not is_the_world(cause)
 
