@@ -27,7 +27,11 @@ def interrupt(connection: Any) -> None:
     assert not connection.in_transaction
 
 
-def test_a_projection_that_catches_the_error_and_goes_on_writes_nothing_outside_of_a_transaction() -> None:
+@pytest.mark.parametrize("is_careful", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_projection_that_catches_the_error_and_goes_on_writes_nothing_outside_of_a_transaction(
+    is_careful: bool, goes_on: bool
+) -> None:
     app = App("/nonexistent/shop.db")
     calls = []
 
@@ -37,11 +41,14 @@ def test_a_projection_that_catches_the_error_and_goes_on_writes_nothing_outside_
         tx.execute("INSERT INTO applied VALUES (:id)", {"id": event.id})
         if len(calls) == 2:
             interrupt(tx.connection)
-            tx.execute("INSERT INTO applied VALUES (:id)", {"id": event.id})
+            if goes_on:
+                tx.execute("INSERT INTO applied VALUES (:id)", {"id": event.id})
 
     with Harness(app) as harness:
         with app.transaction() as tx:
             tx.execute(ENTRIES)
+        if is_careful:
+            app.runtime.store._be_careful()  # type: ignore[attr-defined]
         for name in "abc":
             harness.append("orders", "order.placed", id=name)
         harness.advance("1m")

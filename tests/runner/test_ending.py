@@ -444,6 +444,23 @@ def test_a_handlers_statement_fails_its_own_event(app: App, harness: Harness, or
         assert {json.loads(data)["n"] for (data,) in harness.query("SELECT data FROM redrive_state")} <= {1, 2}
 
 
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "END", "BEGIN"])
+def test_a_handler_cannot_end_the_transaction_that_settles_it(app: App, harness: Harness, statement: str) -> None:
+    @app.on(app.log("orders"), start="first", retry=no_retry)
+    def handle(event: Any, ctx: Any) -> None:
+        ctx.execute("INSERT INTO seen VALUES (:id)", {"id": event.id})
+        if event.id == "bad":
+            ctx.execute(statement)
+
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE seen (id TEXT)")
+    put(harness, "a", "bad", "c")
+    harness.run_until_idle()
+    assert sorted(harness.query("SELECT id FROM seen")) == [("a",), ("c",)]
+    assert [(one.event_id, one.state) for one in harness.letters()] == [("bad", "dead")]
+    assert harness.halted == {}
+
+
 # ---------------------------------------------------------------- a program's own transactions
 
 

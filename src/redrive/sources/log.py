@@ -270,8 +270,8 @@ class Log:
         if mine is not runtime and not runtime.inline and not is_same(mine.address, runtime.address):
             raise UsageError(
                 f"log {self.name!r} is in {mine.shown}, and this app is on {runtime.shown}: functions read, emit and "
-                "cancel in their own store. Use a log of this app; a handler may append to the other one, which happens "
-                "at once"
+                "cancel in their own store. Use a log of this app; a handler may append to the other one, which "
+                "happens at once"
             )
 
     def _later(self, tx: Any, events: list[NewEvent]) -> None:

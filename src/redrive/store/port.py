@@ -215,7 +215,7 @@ class StoreTx(Opened, Protocol):
 
     @property
     def lend(self) -> Callable[[], None] | None:
-        """To be called if what follows is asked for by a program, which cannot be called again; None: that is the same."""
+        """Call it if what follows is asked for by a program, which cannot be called again; None: that is the same."""
         ...
 
     def savepoint(self) -> None: ...

@@ -94,7 +94,7 @@ class SqliteTx:
         connection.is_begun = connection.in_transaction
 
     def checked(self, function: Function) -> Function:
-        """A statement that fails leaves the transaction as it was, unless it ends it: who catches the error may go on."""
+        """A statement that fails leaves the transaction as it was, or ends it: who catches that may go on."""
         return watched(self.connection, function) if self.is_careful else function
 
     def strict(self, function: Function) -> Function:
