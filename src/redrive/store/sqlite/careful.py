@@ -24,10 +24,6 @@ _ENDING = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE sql LIKE '%ROLLBACK%
 class Careful(Lent):
     """A connection that remembers what ended the transaction, and does nothing more in it."""
 
-    def __call__(self, sql: str, /) -> Any:
-        """Prepare a statement. Whatever it is, we look."""
-        return sqlite3.Connection.__call__(self, sql)
-
     def cursor(self, factory: Any = None) -> Any:
         """As the driver's."""
         return super().cursor(_Cursor if factory is None else factory)

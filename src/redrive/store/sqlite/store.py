@@ -119,8 +119,11 @@ class SqliteStore:
 
     def _sight(self, tx: SqliteTx, statement: str) -> None:
         """There is one. Who makes a table or a trigger of that kind may go on; a turn begins again, with care."""
+        is_made = statement.lstrip().startswith("CREATE")
+        if tx.is_careful and not is_made:
+            return
         self._be_careful()
-        if not statement.lstrip().startswith("CREATE"):
+        if not is_made:
             tx.must_repeat = True
             raise Again
 
