@@ -174,7 +174,7 @@ def test_many_letters_that_do_it_are_not_called_again_for_each_other(app: App, h
         elif not is_well[0]:
             raise ValueError("no")
 
-    calls = project(app, bad, retry=retry(attempts=2, wait="1s"))
+    calls = project(app, bad, retry=retry(attempts=2, wait="1s", jitter=0))
     prepare(harness)
     put(harness, *(f"bad-well{number}" for number in range(10)), *(f"bad{number}" for number in range(10)))
     harness.run_until_idle()
