@@ -191,8 +191,9 @@ def test_who_swallows_a_cancellation_leaves_nothing_of_it_to_the_next_event(app:
 class Threads:
     """An app with real threads and a real clock: a thread that overruns cannot be had otherwise."""
 
-    def __init__(self, folder: Path) -> None:
-        self.app = App(str(folder / "real.db"), settings=Settings(lease=600.0))  # its renewal would wake those who rest
+    def __init__(self, folder: Path, stop_timeout: float = 30.0) -> None:
+        settings = Settings(lease=600.0, stop_timeout=stop_timeout)  # a renewal would wake those who rest
+        self.app = App(str(folder / "real.db"), settings=settings)
         self.heard: list[sig.Signal] = []
         self.changed = threading.Condition()
         self.app.listen(self._hear)
@@ -217,6 +218,15 @@ class Threads:
 @pytest.fixture
 def threads(tmp_path: Path) -> Iterator[Threads]:
     real = Threads(tmp_path)
+    yield real
+    real.release.set()
+    real.app.close()
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Threads]:
+    """Whose stop waits for nobody."""
+    real = Threads(tmp_path, stop_timeout=0.01)
     yield real
     real.release.set()
     real.app.close()
@@ -348,6 +358,96 @@ def test_stopping_waits_for_a_running_thread_and_settles_its_event(threads: Thre
     assert [event.type for event in app.log("receipts").read()] == ["sent"]
     with app.reader() as tx:
         assert tx.execute("SELECT owner, unclean, applied FROM redrive_progress").fetchone() == (None, 0, 1)
+
+
+class Hanging:
+    """A plain function that hangs until it is released, for the events of some keys, and a worker that is stopped."""
+
+    def __init__(self, threads: Threads, *keys: str, timeout: str = "20ms", attempts: int = 2) -> None:
+        self.threads, self.app, self.late = threads, threads.app, list[str]()
+        self.count, self._begun = len(keys), threading.Semaphore(0)
+
+        @self.app.on(
+            self.app.log("orders"), start="first", timeout=timeout, concurrency=4, retry=retry(attempts, wait="1m")
+        )
+        def charge(event: Any, ctx: Any) -> None:
+            ctx.emit(self.app.log("receipts"), "early")
+            if event.key in keys and ctx.attempt == 1:
+                self._begun.release()
+                assert threads.release.wait(30)
+                try:
+                    ctx.emit(self.app.log("receipts"), "late")
+                except UsageError as error:
+                    self.late.append(str(error))
+
+        for name in [*(f"{key}1" for key in keys), "z1", *(f"{key}2" for key in keys)]:
+            self.app.log("orders").append("order.placed", name, key=name[0])
+
+    async def stop_while_they_hang(self, meanwhile: Any = None) -> None:
+        async with self.app.running():
+            for _ in range(self.count):
+                assert await asyncio.to_thread(self._begun.acquire, timeout=30)
+            await self.threads.until(sig.Settled)
+            if meanwhile is None:
+                await self.threads.until(sig.HandlerStuck, self.count)
+            else:
+                await meanwhile()
+
+    def let_them_return(self) -> None:
+        left = [thread for thread in threading.enumerate() if thread.name.startswith("redrive charge")]
+        self.threads.release.set()
+        for thread in left:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def written(self) -> list[Any]:
+        """Letters, what was emitted, how far it got: all that a thread could change when it returns."""
+        with self.app.reader() as tx:
+            letters = tx.execute("SELECT lane, state, attempts, error_type FROM redrive_letters ORDER BY position")
+            progress = tx.execute("SELECT position, applied, epoch, unclean FROM redrive_progress")
+            events = tx.execute("SELECT count(*) FROM redrive_events")
+            return [*letters.fetchall(), *progress.fetchall(), *events.fetchall()]
+
+
+def test_a_stop_spends_the_attempts_of_all_threads_that_have_overrun_and_no_thread_writes_later(
+    impatient: Threads,
+) -> None:
+    hanging = Hanging(impatient, "a", "b")
+    asyncio.run(hanging.stop_while_they_hang())
+    written = hanging.written()
+    assert written[:2] == [("a", "retrying", 1, "TimeoutError"), ("b", "retrying", 1, "TimeoutError")]
+    assert [event.type for event in hanging.app.log("receipts").read()] == ["early"], "z1"
+    hanging.let_them_return()
+    assert ["this ctx is dead" in text for text in hanging.late] == [True, True]
+    assert hanging.written() == written
+    impatient.app.run(until_idle=True)
+    assert hanging.written()[:4] == [
+        *written[:2], ("a", "retrying", 0, ""), ("b", "retrying", 0, "")
+    ], "what comes later with these keys waits behind them"  # fmt: skip
+
+
+def test_a_stop_gives_the_attempt_of_a_thread_back_that_has_time_left(impatient: Threads) -> None:
+    async def nothing() -> None: ...
+
+    hanging = Hanging(impatient, "a", timeout="1h")
+    asyncio.run(hanging.stop_while_they_hang(nothing))
+    assert hanging.written()[0][1] == 1, "z1 was applied, and there is no letter"
+    hanging.let_them_return()
+    impatient.app.run(until_idle=True)
+    assert hanging.written()[0][:2] == (3, 3)
+
+
+def test_who_was_fenced_spends_no_attempt_when_it_stops(impatient: Threads) -> None:
+    hanging = Hanging(impatient, "a", attempts=1)
+
+    async def be_fenced() -> None:
+        await impatient.until(sig.HandlerStuck)
+        with impatient.app.transaction() as tx:
+            tx.execute("UPDATE redrive_progress SET epoch = epoch + 1")
+
+    asyncio.run(hanging.stop_while_they_hang(be_fenced))
+    hanging.let_them_return()
+    assert len(hanging.written()) == 2, "no letter"
 
 
 def test_who_was_fenced_calls_nobody_any_more(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,7 @@ class Duty:
         self.keeper: Keeper | None = None  # of state that is not in the store
         self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
         self.controls = False
+        self.left_behind = False  # does a function still run that a stop has not waited for?
 
     @property
     def name(self) -> str:

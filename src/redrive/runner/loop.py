@@ -94,6 +94,11 @@ class Loop:
         self.stopping = True
         self.wake.ring()
 
+    def abandon(self) -> None:
+        """End without what still runs: a stop has waited long enough."""
+        self.abandoned = True
+        self.wake.ring()
+
     async def run(self) -> None:
         """Work until stopped."""
         raise AssertionError("a Loop is a ProjectionLoop or a HandlerLoop")
@@ -183,12 +188,13 @@ class HandlerLoop(Loop):
 
     async def run(self) -> None:
         try:
-            while not (self.stopping and not self.desk.running):
+            while not (self.stopping and (self.abandoned or not self.desk.running)):
                 await self._round()
             await self._last_round()
         finally:
             self.stopping = True  # fenced, or the store is away: what is called now would be called again
             await self._staff.close()
+            self.duty.left_behind = bool(self.desk.running)
             for handle in self._delayed.values():
                 handle.cancel()
             _forget_outcomes([*self.desk.outbox, *self.desk.running])
@@ -368,12 +374,12 @@ class HandlerLoop(Loop):
         return min(begun, default=math.inf) + timeout
 
     async def _last_round(self) -> None:
-        """Settle what is finished; the rest was not started and is given back by not being settled."""
-        group = self._take_outbox()
-        while group:
+        """Settle what is finished, and what has had its time; the rest is given back by not being settled."""
+        late = self.work.give_up(self._monotonic())
+        while self.desk.outbox:
+            group = [work for work in self._take_outbox() if work not in late]  # it may return at this moment
             result: Round = await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
             _forget_outcomes(result.bad)
-            group = self._take_outbox()
 
 
 def _forget_outcomes(works: Iterable[Work]) -> None:

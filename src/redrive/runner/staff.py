@@ -146,6 +146,19 @@ def _never() -> bool:
     return False
 
 
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Until they are over, also if we are cancelled meanwhile: they were told once, and may have to tidy up."""
+    cancelled: asyncio.CancelledError | None = None
+    ended = asyncio.gather(*tasks, return_exceptions=True)
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
 class TaskStaff(Staff):
     """Coroutine functions: a few long-lived tasks on the event loop."""
 
@@ -193,7 +206,7 @@ class TaskStaff(Staff):
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _ended(tasks)
 
 
 class ThreadStaff(Staff):

@@ -142,9 +142,11 @@ class Supervisor:
         if keepers:
             await asyncio.wait([*keepers, *excuses], timeout=self.engine.settings.stop_timeout)
         for loop in self.loops.values():
-            loop.abandoned = True
+            loop.abandon()
         for excuse in excuses:
             excuse.cancel()
+        if keepers:  # what has overrun is written down, unless a function hangs where writing happens
+            await asyncio.wait(keepers, timeout=LEAVE_SECONDS_MAX)
 
     async def _wait_idle(self) -> None:
         while not self.stopping:
