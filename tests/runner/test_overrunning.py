@@ -437,6 +437,44 @@ def test_a_stop_gives_the_attempt_of_a_thread_back_that_has_time_left(impatient:
     assert hanging.written()[0][:2] == (3, 3)
 
 
+def test_who_cancels_serve_waits_no_longer_than_a_stop_and_spends_what_has_overrun(impatient: Threads) -> None:
+    hanging = Hanging(impatient, "a", "b")
+
+    async def serve_until_they_hang() -> None:
+        async with asyncio.timeout(30):
+            task = asyncio.create_task(impatient.app.serve())
+            await impatient.until(sig.HandlerStuck, 2)
+            await impatient.until(sig.Settled)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(serve_until_they_hang())
+    written = hanging.written()
+    assert written[:2] == [("a", "retrying", 1, "TimeoutError"), ("b", "retrying", 1, "TimeoutError")]
+    hanging.let_them_return()
+    assert hanging.written() == written
+
+
+def test_who_cancels_serve_once_more_waits_for_no_thread(threads: Threads) -> None:
+    """A stop would wait for half a minute."""
+    hanging = Hanging(threads, "a", timeout="1h")
+
+    async def cancel_twice() -> None:
+        async with asyncio.timeout(20):
+            task = asyncio.create_task(threads.app.serve())
+            await threads.until(sig.Settled)
+            task.cancel()
+            await threads.until(sig.Stopping)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(cancel_twice())
+    hanging.let_them_return()
+    assert len(hanging.written()) == 2, "no letter"
+
+
 def test_who_was_fenced_spends_no_attempt_when_it_stops(impatient: Threads) -> None:
     hanging = Hanging(impatient, "a", attempts=1)
 

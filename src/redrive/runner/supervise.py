@@ -127,7 +127,14 @@ class Supervisor:
                     self.stop("idle")
                 await self._stop_asked.wait()
             await self._wind_down(keepers)
+        except asyncio.CancelledError:  # how `serve` is stopped; who cancels a stop does not want to wait for it
+            if not self.stopping:
+                self.stop("cancelled")
+                await self._wind_down(keepers)
+            raise
         finally:
+            for loop in self.loops.values():
+                loop.abandon()
             for task in (watcher, beating, scheduling, *keepers):
                 task.cancel()
             await asyncio.gather(watcher, beating, scheduling, *keepers, return_exceptions=True)
