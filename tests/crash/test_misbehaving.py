@@ -201,7 +201,10 @@ def test_a_stop_that_leaves_a_thread_behind_is_no_crash(zygote: Zygote, tmp_path
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0, worker.said
         assert [line["unclean"] for line in stage.signals("LeaseTaken", heard)] == [False]
-        assert stage.signals("LeaseReleased", heard) == [], "before the process is gone nobody may call it again"
+        assert stage.rows("SELECT owner IS NULL, unclean FROM redrive_progress") == [(0, 0)], (
+            "while the process is there nobody may call it again"
+        )
+        assert stage.signals("LeaseReleased", heard) == []
     app.close()
 
 

@@ -150,10 +150,10 @@ def test_a_cancelled_serve_settles_what_finishes_in_time(real: App) -> None:
         task.cancel()
         await told.until(sig.Stopping)
         finish.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await asyncio.wait({task}, timeout=20)
+        assert task.cancelled()
 
-    asyncio.run(asyncio.wait_for(program(), 30))
+    asyncio.run(program())
     with real.reader() as tx:
         assert tx.execute("SELECT applied, owner, unclean FROM redrive_progress").fetchone() == (1, None, 0)
 

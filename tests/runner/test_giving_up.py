@@ -108,6 +108,21 @@ def test_what_has_time_left_is_given_back(app: App, harness: Harness) -> None:
     assert called == [("x1", 1), ("a1", 1), ("x1", 1)]
 
 
+def test_what_has_overrun_and_nobody_has_noticed_has_overrun(app: App, harness: Harness) -> None:
+    """Whoever would have looked may have waited for the store. Nothing that the call still does is in the copy."""
+    declare(app, timeout="2h")
+    put(harness, "x1")
+    run_until_it_hangs(harness)
+    supervisor: Any = harness._driver.supervisor
+    work, now = supervisor.loops["charge"].work, harness.clock.monotonic()
+    [running] = work.desk.running
+    running.effects = running.ctx.effects()
+    assert (work.give_up(now), list(work.desk.outbox)) == (set(), [])
+    assert work.give_up(now + 7200) == {running}
+    copy = work.desk.outbox.pop()
+    assert (copy is running, copy.position, copy.ctx, copy.effects) == (False, 1, None, None)
+
+
 def test_what_overruns_while_the_stop_waits_for_it_has_overrun(app: App, harness: Harness) -> None:
     declare(app, timeout="1h10s")  # a stop waits for 30 s
     put(harness, "x1")
