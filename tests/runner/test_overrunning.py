@@ -322,6 +322,27 @@ def test_threads_run_different_keys_side_by_side(threads: Threads) -> None:
     assert sorted(done) == ["a", "b", "c"]
 
 
+def test_an_event_that_comes_alone_does_not_wait_for_a_thread_that_is_busy(threads: Threads) -> None:
+    """As many threads as works that are ready at a time are too few: those that were ready before may still run."""
+    app, begun = threads.app, threading.Event()
+
+    @app.on(app.log("orders"), start="first", concurrency=2)
+    def charge(event, ctx):
+        if event.key == "a":
+            begun.set()
+            assert threads.release.wait(60)
+
+    async def scenario() -> None:
+        async with app.running():
+            app.log("orders").append("order.placed", key="a")
+            assert await asyncio.to_thread(begun.wait, 30)
+            app.log("orders").append("order.placed", key="b")
+            await threads.until(sig.Settled)
+            threads.release.set()
+
+    asyncio.run(scenario())
+
+
 def test_a_quick_event_does_not_wait_for_a_slow_thread_to_be_settled(threads: Threads) -> None:
     app, in_time = threads.app, []
 

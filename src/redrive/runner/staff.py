@@ -220,7 +220,7 @@ class ThreadStaff(Staff):
 
     def wake(self, count: int) -> None:
         wanted = min(count, self.size)
-        while len(self._threads) < wanted:
+        while len(self._threads) < min(len(self.desk.running) + count, self.size):  # who runs may do so for hours
             name = f"redrive {self.loop.work.duty.subscription.name} {len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._threads.append(thread)
