@@ -13,9 +13,12 @@ import pytest
 
 from redrive import App, UsageError, no_retry, retry
 from redrive.observe import signals as sig
+from redrive.policy.partitions import place
 from redrive.runner.staff import Staff
 from redrive.settings import Settings
 from redrive.testing import Harness
+
+BY_PARTITION = [(0, 1), (50, 1), (0, 0)]  # where to look for a key, and the partition that it is to have
 
 
 def test_a_coroutine_that_overruns_is_cancelled_and_counts_as_failed(app: App, harness: Harness) -> None:
@@ -191,8 +194,8 @@ def test_who_swallows_a_cancellation_leaves_nothing_of_it_to_the_next_event(app:
 class Threads:
     """An app with real threads and a real clock: a thread that overruns cannot be had otherwise."""
 
-    def __init__(self, folder: Path, stop_timeout: float = 30.0) -> None:
-        settings = Settings(lease=600.0, stop_timeout=stop_timeout)  # a renewal would wake those who rest
+    def __init__(self, folder: Path, stop_timeout: float = 30.0, lease: float = 600.0) -> None:
+        settings = Settings(lease=lease, stop_timeout=stop_timeout)  # a renewal would wake those who rest
         self.app = App(str(folder / "real.db"), settings=settings)
         self.heard: list[sig.Signal] = []
         self.changed = threading.Condition()
@@ -527,6 +530,40 @@ def test_who_was_fenced_spends_no_attempt_when_it_stops(impatient: Threads) -> N
     asyncio.run(hanging.stop_while_they_hang(be_fenced))
     hanging.let_them_return()
     assert len(hanging.written()) == 2, "no letter"
+
+
+def test_a_partition_in_which_a_thread_hangs_is_kept_and_another_is_handed_over(tmp_path: Path) -> None:
+    """Nobody else may have its key before the thread returns, and who is about to hand over begins nothing new."""
+    first, second = (Threads(tmp_path, lease=0.6) for _ in range(2))
+    hung, same, other = (next(f"{n}" for n in range(at, 99) if place(f"{n}", 2) == part) for at, part in BY_PARTITION)
+    try:
+        for threads in (first, second):
+            app = threads.app
+
+            @app.on(app.log("orders"), start="first", timeout="20ms", concurrency=2, partitions=2, retry=no_retry)
+            def charge(event, ctx, release=threads.release):
+                if event.key == hung:
+                    assert release.wait(60)
+
+        async def scenario() -> None:
+            async with first.app.running():
+                await first.until(sig.LeaseTaken, 2)
+                first.app.log("orders").append("order.placed", key=hung)
+                await first.until(sig.HandlerStuck)
+                async with second.app.running():
+                    await second.until(sig.LeaseTaken)
+                    for key in (same, other):
+                        first.app.log("orders").append("order.placed", key=key)
+                    await first.until(sig.Settled)
+                    await second.until(sig.Settled)
+                    first.release.set()
+                    await first.until(sig.Buried)
+
+        asyncio.run(scenario())
+    finally:
+        for threads in (first, second):
+            threads.release.set()
+            threads.app.close()
 
 
 def test_who_was_fenced_calls_nobody_any_more(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:

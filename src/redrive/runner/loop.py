@@ -48,6 +48,11 @@ class Loop:
         """Is nothing left to do, as far as it knows?"""
         return self.idle and not self.wake.pending
 
+    @property
+    def is_stuck(self) -> bool:
+        """Does something run that has overrun its timeout, and cannot be ended?"""
+        return False
+
     def _monotonic(self) -> float:
         return self.duty.engine.env.clock.monotonic()
 
@@ -181,6 +186,11 @@ class HandlerLoop(Loop):
         gate = self.work.gate
         self._budget = Budget(duty, bridge, gate.name if gate is not None else duty.subscription.name)
         self._staff = self._hire(duty.subscription.concurrency, threads=threads)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Does something run that has overrun its timeout, and cannot be ended?"""
+        return any(work.timed_out for work in list(self.desk.running))
 
     def _hire(self, size: int, *, threads: bool) -> Staff:
         """Who calls the function."""

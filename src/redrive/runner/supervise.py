@@ -189,8 +189,10 @@ class Supervisor:
             self.wakes[post].ring()
         self.scheduler.wake.ring()
 
-    def _owned(self, name: str) -> list[int]:
-        return [duty.share.partition for loop in self.loops.values() if (duty := loop.duty).subscription.name == name]
+    def _owned(self, name: str) -> dict[int, bool]:
+        """The partitions that we have, and whether what runs there does not end."""
+        mine = [loop for loop in self.loops.values() if loop.duty.subscription.name == name]
+        return {loop.duty.share.partition: loop.is_stuck for loop in mine}
 
     async def _schedule_on(self) -> None:
         """Append what is due, and again after whatever ends it: nothing of it concerns a subscription."""
