@@ -188,6 +188,45 @@ def test_a_stop_does_not_wait_for_ever_and_gives_the_attempt_back(form: str, zyg
     assert stage.rows("SELECT * FROM redrive_inflight WHERE charges > 0") == []
 
 
+def test_a_stop_that_leaves_a_thread_behind_is_no_crash(zygote: Zygote, tmp_path: Path) -> None:
+    """After a crash everything runs one at a time: behind what hangs again, the other keys would wait, too."""
+    stage = Stage(zygote, tmp_path, "sync", "hang")
+    app = App(stage.path)
+    for turn in (1, 2):
+        app.log("things").append("thing", {"bad": False}, key="d", id=f"d-{turn}")
+        heard = f"worker {turn}"
+        worker = stage.worker({"REDRIVE_STOP_TIMEOUT": "100ms"}, until_idle=False, gate=str(stage.gate), heard=heard)
+        wait_until(lambda: stage.calls(BAD) == turn)  # noqa: B023
+        wait_until(lambda: (f"d-{turn}",) in stage.rows("SELECT event_id FROM done_rows"))  # noqa: B023
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.said
+        assert [line["unclean"] for line in stage.signals("LeaseTaken", heard)] == [False]
+        assert stage.rows("SELECT owner IS NULL, unclean FROM redrive_progress") == [(0, 0)], (
+            "while the process is there nobody may call it again"
+        )
+        assert stage.signals("LeaseReleased", heard) == []
+    app.close()
+
+
+def test_a_stop_spends_the_attempt_of_a_plain_function_that_has_overrun(zygote: Zygote, tmp_path: Path) -> None:
+    """Else one that never returns begins again with its first attempt after every deploy, and is never a letter."""
+    stage = Stage(zygote, tmp_path, "sync", "hang")
+    for turn, state in enumerate(("retrying", "dead"), 1):
+        heard = f"worker {turn}"
+        impatient = {"REDRIVE_STOP_TIMEOUT": "100ms"}
+        worker = stage.worker(impatient, until_idle=False, timeout="50ms", gate=str(stage.gate), heard=heard)
+        wait_until(lambda: stage.signals("HandlerStuck", heard))  # noqa: B023
+        wait_until(lambda: Counter(stage.rows("SELECT event_id FROM done_rows")) == Counter((id,) for id in GOOD))
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.said
+        assert stage.letters()[BAD][:4:2] == (state, turn)
+        assert stage.letters()[BAD][3] == "TimeoutError"
+    assert stage.rows("SELECT * FROM redrive_inflight WHERE charges > 0") == []
+    assert stage.worker(gate=str(stage.gate)).wait() == 0
+    stage.check_only_the_bad_one_is_dead("attempts_exhausted", attempts=2)
+    assert stage.calls(BAD) == 2
+
+
 def test_a_stop_does_not_wait_for_ever_for_a_projection_that_blocks(zygote: Zygote, tmp_path: Path) -> None:
     """It holds the transaction, which is rolled back when the process ends; also when it runs alone after a kill."""
     stage = Stage(zygote, tmp_path, "projection", "block")

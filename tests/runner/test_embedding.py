@@ -130,8 +130,32 @@ def test_serve_runs_until_it_is_cancelled_and_hands_over(real: App) -> None:
 
     asyncio.run(program())
     with real.reader() as tx:
-        assert tx.execute("SELECT applied FROM redrive_progress").fetchone() == (1,)
+        assert tx.execute("SELECT applied, owner, unclean FROM redrive_progress").fetchone() == (1, None, 0)
     assert not real.runtime.is_running
+
+
+def test_a_cancelled_serve_settles_what_finishes_in_time(real: App) -> None:
+    """It is a stop like any other: a call that was made and not settled would be made once more."""
+    begun, finish, told = asyncio.Event(), asyncio.Event(), Told(real)
+
+    @real.on(real.log("orders"), start="first")
+    async def charge(event, ctx):
+        begun.set()
+        await finish.wait()
+
+    async def program() -> None:
+        real.log("orders").append("fine", 1)
+        task = asyncio.create_task(real.serve())
+        await begun.wait()
+        task.cancel()
+        await told.until(sig.Stopping)
+        finish.set()
+        await asyncio.wait({task}, timeout=20)
+        assert task.cancelled()
+
+    asyncio.run(program())
+    with real.reader() as tx:
+        assert tx.execute("SELECT applied, owner, unclean FROM redrive_progress").fetchone() == (1, None, 0)
 
 
 def test_serve_until_idle_returns(real: App) -> None:

@@ -13,9 +13,12 @@ import pytest
 
 from redrive import App, UsageError, no_retry, retry
 from redrive.observe import signals as sig
+from redrive.policy.partitions import place
 from redrive.runner.staff import Staff
 from redrive.settings import Settings
 from redrive.testing import Harness
+
+BY_PARTITION = [(0, 1), (50, 1), (0, 0)]  # where to look for a key, and the partition that it is to have
 
 
 def test_a_coroutine_that_overruns_is_cancelled_and_counts_as_failed(app: App, harness: Harness) -> None:
@@ -191,8 +194,9 @@ def test_who_swallows_a_cancellation_leaves_nothing_of_it_to_the_next_event(app:
 class Threads:
     """An app with real threads and a real clock: a thread that overruns cannot be had otherwise."""
 
-    def __init__(self, folder: Path) -> None:
-        self.app = App(str(folder / "real.db"), settings=Settings(lease=600.0))  # its renewal would wake those who rest
+    def __init__(self, folder: Path, stop_timeout: float = 30.0, lease: float = 600.0) -> None:
+        settings = Settings(lease=lease, stop_timeout=stop_timeout)  # a renewal would wake those who rest
+        self.app = App(str(folder / "real.db"), settings=settings)
         self.heard: list[sig.Signal] = []
         self.changed = threading.Condition()
         self.app.listen(self._hear)
@@ -217,6 +221,15 @@ class Threads:
 @pytest.fixture
 def threads(tmp_path: Path) -> Iterator[Threads]:
     real = Threads(tmp_path)
+    yield real
+    real.release.set()
+    real.app.close()
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Threads]:
+    """Whose stop waits for nobody."""
+    real = Threads(tmp_path, stop_timeout=0.01)
     yield real
     real.release.set()
     real.app.close()
@@ -312,6 +325,27 @@ def test_threads_run_different_keys_side_by_side(threads: Threads) -> None:
     assert sorted(done) == ["a", "b", "c"]
 
 
+def test_an_event_that_comes_alone_does_not_wait_for_a_thread_that_is_busy(threads: Threads) -> None:
+    """As many threads as works that are ready at a time are too few: those that were ready before may still run."""
+    app, begun = threads.app, threading.Event()
+
+    @app.on(app.log("orders"), start="first", concurrency=2)
+    def charge(event, ctx):
+        if event.key == "a":
+            begun.set()
+            assert threads.release.wait(60)
+
+    async def scenario() -> None:
+        async with app.running():
+            app.log("orders").append("order.placed", key="a")
+            assert await asyncio.to_thread(begun.wait, 30)
+            app.log("orders").append("order.placed", key="b")
+            await threads.until(sig.Settled)
+            threads.release.set()
+
+    asyncio.run(scenario())
+
+
 def test_a_quick_event_does_not_wait_for_a_slow_thread_to_be_settled(threads: Threads) -> None:
     app, in_time = threads.app, []
 
@@ -348,6 +382,188 @@ def test_stopping_waits_for_a_running_thread_and_settles_its_event(threads: Thre
     assert [event.type for event in app.log("receipts").read()] == ["sent"]
     with app.reader() as tx:
         assert tx.execute("SELECT owner, unclean, applied FROM redrive_progress").fetchone() == (None, 0, 1)
+
+
+class Hanging:
+    """A plain function that hangs until it is released, for the events of some keys, and a worker that is stopped."""
+
+    def __init__(self, threads: Threads, *keys: str, timeout: str = "20ms", attempts: int = 2) -> None:
+        self.threads, self.app, self.late = threads, threads.app, list[str]()
+        self.count, self._begun = len(keys), threading.Semaphore(0)
+
+        @self.app.on(
+            self.app.log("orders"), start="first", timeout=timeout, concurrency=4, retry=retry(attempts, wait="1m")
+        )
+        def charge(event: Any, ctx: Any) -> None:
+            ctx.emit(self.app.log("receipts"), "early")
+            if event.key in keys and ctx.attempt == 1:
+                self._begun.release()
+                assert threads.release.wait(30)
+                try:
+                    ctx.emit(self.app.log("receipts"), "late")
+                except UsageError as error:
+                    self.late.append(str(error))
+
+        for name in [*(f"{key}1" for key in keys), "z1", *(f"{key}2" for key in keys)]:
+            self.app.log("orders").append("order.placed", name, key=name[0])
+
+    async def stop_while_they_hang(self, meanwhile: Any = None) -> None:
+        async with self.app.running():
+            for _ in range(self.count):
+                assert await asyncio.to_thread(self._begun.acquire, timeout=30)
+            await self.threads.until(sig.Settled)
+            if meanwhile is None:
+                await self.threads.until(sig.HandlerStuck, self.count)
+            else:
+                await meanwhile()
+
+    def let_them_return(self) -> None:
+        left = [thread for thread in threading.enumerate() if thread.name.startswith("redrive charge")]
+        self.threads.release.set()
+        for thread in left:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def written(self) -> list[Any]:
+        """Letters, what was emitted, how far it got: all that a thread could change when it returns."""
+        with self.app.reader() as tx:
+            letters = tx.execute("SELECT lane, state, attempts, error_type FROM redrive_letters ORDER BY position")
+            progress = tx.execute("SELECT position, applied, epoch, unclean FROM redrive_progress")
+            events = tx.execute("SELECT count(*) FROM redrive_events")
+            return [*letters.fetchall(), *progress.fetchall(), *events.fetchall()]
+
+
+def test_a_stop_spends_the_attempts_of_all_threads_that_have_overrun_and_no_thread_writes_later(
+    impatient: Threads,
+) -> None:
+    hanging = Hanging(impatient, "a", "b")
+    asyncio.run(hanging.stop_while_they_hang())
+    written = hanging.written()
+    assert written[:2] == [("a", "retrying", 1, "TimeoutError"), ("b", "retrying", 1, "TimeoutError")]
+    assert [event.type for event in hanging.app.log("receipts").read()] == ["early"], "z1"
+    hanging.let_them_return()
+    assert ["this ctx is dead" in text for text in hanging.late] == [True, True]
+    assert hanging.written() == written
+    impatient.app.run(until_idle=True)
+    assert hanging.written()[:4] == [
+        *written[:2], ("a", "retrying", 0, ""), ("b", "retrying", 0, "")
+    ], "what comes later with these keys waits behind them"  # fmt: skip
+
+
+def test_a_stop_gives_the_attempt_of_a_thread_back_that_has_time_left(impatient: Threads) -> None:
+    async def nothing() -> None: ...
+
+    hanging = Hanging(impatient, "a", timeout="1h")
+    asyncio.run(hanging.stop_while_they_hang(nothing))
+    assert hanging.written()[0][1] == 1, "z1 was applied, and there is no letter"
+    hanging.let_them_return()
+    impatient.app.run(until_idle=True)
+    assert hanging.written()[0][:2] == (3, 3)
+
+
+def test_who_cancels_serve_waits_no_longer_than_a_stop_and_spends_what_has_overrun(impatient: Threads) -> None:
+    hanging = Hanging(impatient, "a", "b")
+
+    async def serve_until_they_hang() -> None:
+        task = asyncio.create_task(impatient.app.serve())
+        await impatient.until(sig.HandlerStuck, 2)
+        await impatient.until(sig.Settled)
+        task.cancel()
+        await asyncio.wait({task}, timeout=20)
+        assert task.cancelled()
+
+    asyncio.run(serve_until_they_hang())
+    written = hanging.written()
+    assert written[:2] == [("a", "retrying", 1, "TimeoutError"), ("b", "retrying", 1, "TimeoutError")]
+    hanging.let_them_return()
+    assert hanging.written() == written
+
+
+def test_who_cancels_serve_once_more_waits_for_no_thread(threads: Threads) -> None:
+    """A stop would wait for half a minute."""
+    hanging = Hanging(threads, "a", timeout="1h")
+
+    async def cancel_twice() -> None:
+        task = asyncio.create_task(threads.app.serve())
+        await threads.until(sig.Settled)
+        task.cancel()
+        await threads.until(sig.Stopping)
+        task.cancel()
+        await asyncio.wait({task}, timeout=20)
+        assert task.cancelled()
+
+    asyncio.run(cancel_twice())
+    hanging.let_them_return()
+    assert len(hanging.written()) == 2, "no letter"
+
+
+def test_who_cancels_the_end_of_running_waits_for_no_thread(threads: Threads) -> None:
+    """A stop is under way then: there is no second one to wait for."""
+    hanging, stopped = Hanging(threads, "a", timeout="1h"), asyncio.Event()
+
+    async def run() -> None:
+        async with threads.app.running():
+            await stopped.wait()
+
+    async def cancel_its_end() -> None:
+        task = asyncio.create_task(run())
+        await threads.until(sig.Settled)
+        stopped.set()
+        await threads.until(sig.Stopping)
+        task.cancel()
+        await asyncio.wait({task}, timeout=20)
+        assert task.cancelled()
+
+    asyncio.run(cancel_its_end())
+    hanging.let_them_return()
+    assert len(hanging.written()) == 2, "no letter"
+
+
+def test_who_was_fenced_spends_no_attempt_when_it_stops(impatient: Threads) -> None:
+    hanging = Hanging(impatient, "a", attempts=1)
+
+    async def be_fenced() -> None:
+        await impatient.until(sig.HandlerStuck)
+        with impatient.app.transaction() as tx:
+            tx.execute("UPDATE redrive_progress SET epoch = epoch + 1")
+
+    asyncio.run(hanging.stop_while_they_hang(be_fenced))
+    hanging.let_them_return()
+    assert len(hanging.written()) == 2, "no letter"
+
+
+def test_a_partition_in_which_a_thread_hangs_is_kept_and_another_is_handed_over(tmp_path: Path) -> None:
+    """Nobody else may have its key before the thread returns, and who is about to hand over begins nothing new."""
+    first, second = (Threads(tmp_path, lease=0.6) for _ in range(2))
+    hung, same, other = (next(f"{n}" for n in range(at, 99) if place(f"{n}", 2) == part) for at, part in BY_PARTITION)
+    try:
+        for threads in (first, second):
+            app = threads.app
+
+            @app.on(app.log("orders"), start="first", timeout="20ms", concurrency=2, partitions=2, retry=no_retry)
+            def charge(event, ctx, release=threads.release):
+                if event.key == hung:
+                    assert release.wait(60)
+
+        async def scenario() -> None:
+            async with first.app.running():
+                await first.until(sig.LeaseTaken, 2)
+                first.app.log("orders").append("order.placed", key=hung)
+                await first.until(sig.HandlerStuck)
+                async with second.app.running():
+                    await second.until(sig.LeaseTaken)
+                    for key in (same, other):
+                        first.app.log("orders").append("order.placed", key=key)
+                    await first.until(sig.Settled)
+                    await second.until(sig.Settled)
+                    first.release.set()
+                    await first.until(sig.Buried)
+
+        asyncio.run(scenario())
+    finally:
+        for threads in (first, second):
+            threads.release.set()
+            threads.app.close()
 
 
 def test_who_was_fenced_calls_nobody_any_more(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,11 +49,17 @@ def quotas(partitions: int, workers: Collection[str], subscription: str) -> dict
     return {worker: each + (rank < extra) for rank, worker in enumerate(ranked)}
 
 
-def surplus(owners: Mapping[int, str | None], quota: Mapping[str, int], me: str) -> list[int]:
+def surplus(
+    owners: Mapping[int, str | None], quota: Mapping[str, int], me: str, stuck: Collection[int] = ()
+) -> list[int]:
     """Which of my partitions to hand over: as many as I have too many and others have too few, the highest first.
+
+    Not those that are `stuck`: what runs there does not end, and nobody else may have it before.
 
     >>> surplus({0: "a", 1: "a", 2: "a", 3: None}, {"a": 2, "b": 2}, "a")
     [2]
+    >>> surplus({0: "a", 1: "a", 2: "a", 3: None}, {"a": 2, "b": 2}, "a", stuck=[2])
+    [1]
     """
     mine = [partition for partition, owner in sorted(owners.items()) if owner == me]
     free = sum(1 for owner in owners.values() if owner not in quota)
@@ -63,7 +69,8 @@ def surplus(owners: Mapping[int, str | None], quota: Mapping[str, int], me: str)
         if worker != me
     )
     count = min(len(mine) - quota.get(me, 0), missing - free)
-    return mine[len(mine) - count :] if count > 0 else []
+    free_to_go = [partition for partition in mine if partition not in stuck]
+    return free_to_go[max(0, len(free_to_go) - count) :] if count > 0 else []
 
 
 def may_want(owners: Mapping[int, str | None], quota: Mapping[str, int], me: str) -> bool:

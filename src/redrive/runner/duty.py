@@ -128,6 +128,7 @@ class Duty:
         # By position: calls that have ended the transaction, and what they raised and where, until it is committed.
         # None: another attempt in the same transaction has.
         self.ended: dict[int, tuple[BaseException, TracebackType | None] | None] = {}
+        self.left_behind = False  # does a function still run that a stop has not waited for?
 
     @property
     def name(self) -> str:

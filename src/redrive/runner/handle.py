@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from msgspec.structs import replace
+
 from redrive.context import Again, Ctx, Ended
 from redrive.errors import BugError, CommitRefused, Fenced, StoreError, TransactionEnded
 from redrive.event import Event, from_row
@@ -369,6 +371,27 @@ class Handling:
             if not self.duty.subscription.is_async:
                 self.duty.engine.signals.tell([stuck])
         return late
+
+    def give_up(self, now: float) -> set[Work]:
+        """Nobody waits any more: what has overrun and still runs is to be settled as that, what has time left is not.
+
+        Copies of them are, since a call may return at any moment, and then puts down what came of it.
+        """
+        self.stuck(now)
+        running, timeout = self.desk.running, self.duty.subscription.timeout
+        late = [(work, running.get(work)) for work in list(running) if work.timed_out]
+        lanes, calls = set[str | None](), set[Any]()
+        for work, task in late:
+            assert timeout is not None
+            copy = replace(work, ctx=None, error=None, effects=None, outcome=None)
+            if work.lane is not None and work.lane in lanes:  # of one list, which a sink was given together
+                self.desk.follow(copy)
+            else:
+                copy.outcome, copy.echo = overran(timeout), task is not None and task in calls
+                self.desk.outbox.append(copy)
+            lanes.add(work.lane)
+            calls.add(task)
+        return {work for work, _ in late}
 
 
 class _Isolate(Exception):

@@ -98,12 +98,16 @@ def renew(duty: Duty) -> None:
 
 
 def release(duty: Duty) -> None:
-    """Hand over at once: the next owner need not wait, and nobody is suspected of a crash."""
+    """Hand over at once: the next owner need not wait, and nobody is suspected of a crash.
+
+    Who leaves a function behind is waited for: until the process is gone, or for the rest of the lease.
+    """
+    verb = "lease_leave" if duty.left_behind else "lease_release"
     with duty.engine.store.transaction() as tx:
         hit("release.before_commit")
         tx.keyed.excuse(duty.member)
-        released = tx.sql.run("lease_release", {"member": duty.member, "epoch": duty.epoch})
-    if released:
+        found = tx.sql.run(verb, {"member": duty.member, "epoch": duty.epoch})
+    if found and not duty.left_behind:
         duty.engine.signals.tell([sig.LeaseReleased(duty.subscription.name, duty.epoch)])
 
 

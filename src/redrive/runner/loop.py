@@ -48,6 +48,11 @@ class Loop:
         """Is nothing left to do, as far as it knows?"""
         return self.idle and not self.wake.pending
 
+    @property
+    def is_stuck(self) -> bool:
+        """Does something run that has overrun its timeout, and cannot be ended?"""
+        return False
+
     def _monotonic(self) -> float:
         return self.duty.engine.env.clock.monotonic()
 
@@ -92,6 +97,11 @@ class Loop:
     def stop(self) -> None:
         """Take nothing in any more."""
         self.stopping = True
+        self.wake.ring()
+
+    def abandon(self) -> None:
+        """End without what still runs: a stop has waited long enough."""
+        self.abandoned = True
         self.wake.ring()
 
     async def run(self) -> None:
@@ -177,18 +187,24 @@ class HandlerLoop(Loop):
         self._budget = Budget(duty, bridge, gate.name if gate is not None else duty.subscription.name)
         self._staff = self._hire(duty.subscription.concurrency, threads=threads)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Does something run that has overrun its timeout, and cannot be ended?"""
+        return any(work.timed_out for work in list(self.desk.running))
+
     def _hire(self, size: int, *, threads: bool) -> Staff:
         """Who calls the function."""
         return ThreadStaff(self, size) if threads and not self.duty.subscription.is_async else TaskStaff(self, size)
 
     async def run(self) -> None:
         try:
-            while not (self.stopping and not self.desk.running):
+            while not (self.stopping and (self.abandoned or not self.desk.running)):
                 await self._round()
             await self._last_round()
         finally:
             self.stopping = True  # fenced, or the store is away: what is called now would be called again
             await self._staff.close()
+            self.duty.left_behind = bool(self.desk.running)
             for handle in self._delayed.values():
                 handle.cancel()
             _forget_outcomes([*self.desk.outbox, *self.desk.running])
@@ -368,12 +384,12 @@ class HandlerLoop(Loop):
         return min(begun, default=math.inf) + timeout
 
     async def _last_round(self) -> None:
-        """Settle what is finished; the rest was not started and is given back by not being settled."""
-        group = self._take_outbox()
-        while group:
+        """Settle what is finished, and what has had its time; the rest is given back by not being settled."""
+        late = self.work.give_up(self._monotonic())
+        while self.desk.outbox:
+            group = [work for work in self._take_outbox() if work not in late]  # it may return at this moment
             result: Round = await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
             _forget_outcomes(result.bad)
-            group = self._take_outbox()
 
 
 def _forget_outcomes(works: Iterable[Work]) -> None:

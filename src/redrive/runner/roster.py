@@ -75,9 +75,10 @@ class Roster:
             return True
         return may_want(self._with(name, owned), self._quota[name], me)
 
-    def surplus(self, name: str, owned: Collection[int]) -> list[int]:
-        """Which of these partitions others should have."""
-        return surplus(self._with(name, owned), self._quota.get(name, {}), self._engine.env.owner)
+    def surplus(self, name: str, owned: Mapping[int, bool]) -> list[int]:
+        """Which of these partitions others should have; with each, whether it is stuck."""
+        stuck = [partition for partition, is_stuck in owned.items() if is_stuck]
+        return surplus(self._with(name, owned), self._quota.get(name, {}), self._engine.env.owner, stuck)
 
     @property
     def shared(self) -> Collection[str]:

@@ -146,6 +146,19 @@ def _never() -> bool:
     return False
 
 
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Until they are over, also if we are cancelled meanwhile: they were told once, and may have to tidy up."""
+    cancelled: asyncio.CancelledError | None = None
+    ended = asyncio.gather(*tasks, return_exceptions=True)
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
 class TaskStaff(Staff):
     """Coroutine functions: a few long-lived tasks on the event loop."""
 
@@ -193,7 +206,7 @@ class TaskStaff(Staff):
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _ended(tasks)
 
 
 class ThreadStaff(Staff):
@@ -207,7 +220,7 @@ class ThreadStaff(Staff):
 
     def wake(self, count: int) -> None:
         wanted = min(count, self.size)
-        while len(self._threads) < wanted:
+        while len(self._threads) < min(len(self.desk.running) + count, self.size):  # who runs may do so for hours
             name = f"redrive {self.loop.work.duty.subscription.name} {len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._threads.append(thread)

@@ -127,7 +127,14 @@ class Supervisor:
                     self.stop("idle")
                 await self._stop_asked.wait()
             await self._wind_down(keepers)
+        except asyncio.CancelledError:  # how `serve` is stopped; who cancels a stop does not want to wait for it
+            if not self.stopping:
+                self.stop("cancelled")
+                await self._wind_down(keepers)
+            raise
         finally:
+            for loop in self.loops.values():
+                loop.abandon()
             for task in (watcher, beating, scheduling, *keepers):
                 task.cancel()
             await asyncio.gather(watcher, beating, scheduling, *keepers, return_exceptions=True)
@@ -142,9 +149,11 @@ class Supervisor:
         if keepers:
             await asyncio.wait([*keepers, *excuses], timeout=self.engine.settings.stop_timeout)
         for loop in self.loops.values():
-            loop.abandoned = True
+            loop.abandon()
         for excuse in excuses:
             excuse.cancel()
+        if keepers:  # what has overrun is written down, unless a function hangs where writing happens
+            await asyncio.wait(keepers, timeout=LEAVE_SECONDS_MAX)
 
     async def _wait_idle(self) -> None:
         while not self.stopping:
@@ -180,8 +189,10 @@ class Supervisor:
             self.wakes[post].ring()
         self.scheduler.wake.ring()
 
-    def _owned(self, name: str) -> list[int]:
-        return [duty.share.partition for loop in self.loops.values() if (duty := loop.duty).subscription.name == name]
+    def _owned(self, name: str) -> dict[int, bool]:
+        """The partitions that we have, and whether what runs there does not end."""
+        mine = [loop for loop in self.loops.values() if loop.duty.subscription.name == name]
+        return {loop.duty.share.partition: loop.is_stuck for loop in mine}
 
     async def _schedule_on(self) -> None:
         """Append what is due, and again after whatever ends it: nothing of it concerns a subscription."""

@@ -97,6 +97,10 @@ UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscripti
 -- name: lease_release
 UPDATE redrive_progress SET owner = NULL, lease_until = 0, unclean = 0 WHERE member = :member AND epoch = :epoch
 
+-- name: lease_leave
+-- Nobody is suspected of a crash, but a function still runs: it stays ours until we are gone, or it lapses.
+UPDATE redrive_progress SET unclean = 0 WHERE member = :member AND epoch = :epoch
+
 -- name: worker_leave
 DELETE FROM redrive_workers WHERE owner = :owner
 

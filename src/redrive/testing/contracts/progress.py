@@ -57,6 +57,15 @@ class ProgressContract(StoreTests):
             found = tx.progress.get(row.id)
             assert (found.owner, found.unclean, found.lease_until, found.epoch) == (None, 0, 0, epoch)
 
+    def test_who_leaves_something_behind_cleans_the_lease_and_stays_the_owner(self) -> None:
+        row = self._subscribe()
+        with self.store.transaction() as tx:
+            former, epoch = take(tx, row), take(tx, row)
+            assert tx.sql.run("lease_leave", {"member": row.id, "epoch": former}) == 0
+            before = tx.progress.get(row.id)
+            assert tx.sql.run("lease_leave", {"member": row.id, "epoch": epoch}) == 1
+            assert (before.unclean, tx.progress.get(row.id)) == (1, before._replace(unclean=0))
+
     def test_advancing_moves_the_prefix_and_adds_to_the_counters(self) -> None:
         row = self._subscribe()
         with self.store.transaction() as tx:
