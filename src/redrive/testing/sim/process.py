@@ -177,7 +177,7 @@ class SimStore(SqliteStore):
                 process.die("after commit")
             case "unknown, done":
                 world.note(process.owner, fate)
-                raise CommitUnknown("simulated: no answer, but it was committed")
+                raise CommitUnknown("simulated: no answer, but it was committed").of(self)
         process.check_alive()
 
     @contextmanager
@@ -202,7 +202,7 @@ class SimStore(SqliteStore):
             case "crash":
                 process.die(f"at {where}")
             case "error":
-                raise StoreBusy("simulated: the write lock is taken")
+                raise StoreBusy("simulated: the write lock is taken").of(self)
             case "stall" if process.in_job and not world.disk.connection.in_transaction:  # others would wait for it
                 world.stall(process)
         process.check_alive()
