@@ -190,7 +190,7 @@ def test_a_list_that_a_sink_never_answers_to_has_spent_one_attempt_of_each_key(
 
 
 def test_a_stop_waits_for_what_tidies_up_and_cancels_it_once(app: App, start: Any) -> None:
-    harness = start(app, settings=Settings(stop_timeout=1.0))
+    harness = start(app, settings=Settings(stop_timeout=1.0, poll_max=60.0))
     ended = []
 
     @app.on(app.log("orders"), start="first")

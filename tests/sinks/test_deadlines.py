@@ -69,7 +69,7 @@ def test_who_began_later_is_late_later(server: HttpServer) -> None:
 
 def test_a_request_that_was_late_leaves_no_trace_in_its_task(server: HttpServer) -> None:
     async def story() -> None:
-        sink, task = hook(server, timeout="50ms"), asyncio.current_task()
+        sink, task = hook(server, timeout="1s"), asyncio.current_task()  # for the second request it is to be enough
         server.then(Hang())
         with pytest.raises(NoAnswer):
             await sink.send([ORDER])
