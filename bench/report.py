@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,8 +51,8 @@ def table(found: Sequence[Result]) -> str:
 
 def rates(rounds: Sequence[Round]) -> dict[str, float]:
     """Median events per second of every contestant that has a rate."""
-    names = [name for name, figures in rounds[0].items() if "rate" in figures]
-    return {name: median(done[name]["rate"] for done in rounds) for name in names}
+    names = dict.fromkeys(name for done in rounds for name, figures in done.items() if "rate" in figures)
+    return {name: median(done[name]["rate"] for done in rounds if name in done) for name in names}
 
 
 def rate_table(rounds: Sequence[Round]) -> str:
@@ -120,9 +121,11 @@ def kept(former: dict[str, Any], found: Sequence[Result], data: dict[str, Any]) 
 
 
 def rounds_of(former: dict[str, Any]) -> list[Round]:
-    """All that is known of earlier rounds: newer ones say more."""
+    """All that is known of earlier rounds, which may have been more, or fewer; of who ran again only the newer."""
     older, newer = former.get("former_rounds", []), former.get("rounds", [])
-    return [{**(older[at] if at < len(older) else {}), **done} for at, done in enumerate(newer)]
+    again = {name for done in newer for name in done}
+    kept = [{name: figures for name, figures in done.items() if name not in again} for done in older]
+    return [{**one, **other} for one, other in zip_longest(kept, newer, fillvalue={})]
 
 
 def all_rates(former: dict[str, Any], rounds: Sequence[Round]) -> dict[str, float]:

@@ -85,9 +85,9 @@ def test_a_run_of_some_topics_leaves_the_rows_of_others_as_they_were(tmp_path: P
     whole = json.loads(file.read_text())
     whole["measured_at"] = "2020-02-02T00:00:00+00:00"
     file.write_text(json.dumps(whole))
-    for _ in range(2):
-        faster = {"raw": figures, "projection": {**figures, "rate": 4.0}}
-        report.write(tmp_path, [faster], rows.results([faster], {"projection"}), QUICK)
+    for count in (3, 1, 2):  # of more rounds than there were, and of fewer
+        faster = [{"raw": figures, "projection": {**figures, "rate": 4.0}}] * count
+        report.write(tmp_path, faster, rows.results(faster, {"projection"}), QUICK)
     again = {row["what"]: row for row in json.loads(file.read_text())["rows"]}
     assert set(again) == {row.label for row in rows.ROWS}
     for row in whole["rows"]:
