@@ -10,11 +10,16 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from redrive import App, Ignore, Reject, StoreError, no_retry, retry
+from redrive.context import Escalate
+from redrive.runner.anew import run_with_care
+from redrive.runner.batch import Turn
+from redrive.runner.strides import Pace
 from redrive.store.sqlite.careful import Careful
 from redrive.store.sqlite.connection import Lent
 from redrive.store.sqlite.store import SqliteStore
@@ -579,3 +584,18 @@ def test_a_program_that_does_not_meet_it_makes_nobody_careful(tmp_path: Path) ->
     assert type(store._full.connection) is Lent
     assert store._full.execute.__self__ is store._full.connection  # type: ignore[attr-defined]
     app.close()
+
+
+def test_what_a_void_transaction_has_found_is_found_again() -> None:
+    """Two letters: of the first nothing is to be done yet, the second makes all begin again, and then it is well."""
+    turn, runs = Turn(), list[bool]()
+
+    def run() -> None:
+        runs.append(True)
+        if len(runs) == 1:
+            turn.rerun_after, turn.halt, turn.lane_full = 0.05, "no event", "a"
+            raise Escalate
+
+    caller: Any = SimpleNamespace(duty=SimpleNamespace(durable=False), is_escalating=True, forget_ended=lambda: None)
+    run_with_care(caller, Pace(), run, turn)
+    assert (len(runs), turn, caller.duty.durable) == (2, Turn(), True)

@@ -179,9 +179,8 @@ class Together:
         stand = self._stand
         if stand is None or not self.has_turn:
             return
-        if isinstance(error, StoreError | Again) and not isinstance(
-            error, CommitUnknown
-        ):  # for certain nothing is written
+        is_void = isinstance(error, StoreError | Again) and not isinstance(error, CommitUnknown)
+        if is_void:  # nothing is written, for certain
             stand.let_go()
             raise Apart from error
         self.is_quiet = stand.ended(error)

@@ -9,7 +9,7 @@ All others pay nothing for it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from redrive.context import Again, Ended
@@ -30,36 +30,26 @@ class Careful(Lent):
 
     def execute(self, sql: str, parameters: Any = (), /) -> Any:
         """As the driver's."""
-        self.check_open()
-        try:
-            return super().execute(sql, parameters)
-        except sqlite3.Error as error:
-            self.note(error)
-            raise
+        return self.run(super().execute, sql, parameters)
 
     def executemany(self, sql: str, rows: Iterable[Any], /) -> Any:
         """As the driver's."""
-        self.check_open()
-        try:
-            return super().executemany(sql, rows)
-        except sqlite3.Error as error:
-            self.note(error)
-            raise
+        return self.run(super().executemany, sql, rows)
 
     def executescript(self, script: str, /) -> Any:
         """As the driver's, which commits first: the guard refuses that, unless there is nothing to commit."""
-        self.check_open()
-        return super().executescript(script)
+        return self.run(super().executescript, script)
 
-    def check_open(self) -> None:
-        """Refuse what follows the end."""
+    def run(self, way: Callable[..., Any], *arguments: Any) -> Any:
+        """Refuse what follows the end; else run it, and remember its error if that has ended the transaction."""
         if self.trouble is not None:
             raise StoreError(f"SQLite ended the transaction by itself ({self.trouble}); nothing was written")
-
-    def note(self, error: sqlite3.Error) -> None:
-        """Remember the error that ended it."""
-        if self.trouble is None and self.is_begun and not self.in_transaction:
-            self.trouble = error
+        try:
+            return way(*arguments)
+        except sqlite3.Error as error:
+            if self.is_begun and not self.in_transaction:
+                self.trouble = error
+            raise
 
 
 class _Cursor(sqlite3.Cursor):
@@ -68,24 +58,13 @@ class _Cursor(sqlite3.Cursor):
     connection: Careful
 
     def execute(self, sql: str, parameters: Any = (), /) -> Any:
-        self.connection.check_open()
-        try:
-            return super().execute(sql, parameters)
-        except sqlite3.Error as error:
-            self.connection.note(error)
-            raise
+        return self.connection.run(super().execute, sql, parameters)
 
     def executemany(self, sql: str, rows: Iterable[Any], /) -> Any:
-        self.connection.check_open()
-        try:
-            return super().executemany(sql, rows)
-        except sqlite3.Error as error:
-            self.connection.note(error)
-            raise
+        return self.connection.run(super().executemany, sql, rows)
 
     def executescript(self, script: str, /) -> Any:
-        self.connection.check_open()
-        return super().executescript(script)
+        return self.connection.run(super().executescript, script)
 
 
 def watched(connection: Connection, function: Function) -> Function:
