@@ -6,7 +6,7 @@ import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from redrive.errors import UsageError
 from redrive.settings import (
     LetterSettings,
+    ReplaySettings,
     RetrySettings,
     Settings,
     SubscriptionSettings,
@@ -361,3 +362,12 @@ def test_settings_that_are_made_in_code_are_what_the_annotations_say() -> None:
     assert Settings(redact=["*pin*"]).redact == ("*pin*",)  # type: ignore[arg-type]
     table: Any = {"charge": {"concurrency": 2}}
     assert Settings(subscriptions=table).subscriptions == {"charge": SubscriptionSettings(concurrency=2)}
+
+
+@pytest.mark.parametrize("shape", [Settings, SubscriptionSettings, RetrySettings, LetterSettings, ReplaySettings])
+def test_what_is_built_in_is_what_its_own_type_allows(shape: type[msgspec.Struct]) -> None:
+    """A start does not look at it, so this does."""
+    built_in, hints = shape(), get_type_hints(shape, include_extras=True)
+    for name in shape.__struct_fields__:
+        value = getattr(built_in, name)
+        assert msgspec.convert(msgspec.to_builtins(value), hints[name]) == value, name

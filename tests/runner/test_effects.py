@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 import pytest
+from rich.pretty import pretty_repr
 
 from redrive import App, Ctx, Event, UsageError, no_retry, retry
 from redrive.testing import Harness
@@ -457,3 +458,21 @@ def raise_and_note(raised: list[weakref.ref[Odd]]) -> None:
     error = Odd()
     raised.append(weakref.ref(error))
     raise error
+
+
+def test_a_ctx_shows_nothing_of_what_it_holds_and_takes_no_other_names(app: App, harness: Harness) -> None:
+    shown = []
+
+    @app.on(app.log("orders"), start="first")
+    async def remember(event: Event[Any], ctx: Ctx) -> None:
+        ctx.state["secret"] = "hunter2"
+        ctx.execute("SELECT 'hunter2'")
+        ctx.emit(app.log("others"), "order.seen", {"secret": "hunter2"})
+        with pytest.raises(AttributeError):
+            ctx.stat = {}  # type: ignore[attr-defined]
+        shown.extend([repr(ctx), pretty_repr(ctx)])
+
+    put(harness, "a1")
+    harness.run_until_idle()
+    assert len(shown) == 2 and not harness.letters()
+    assert all("order.placed" in text and "attempt=1" in text and "hunter2" not in text for text in shown)

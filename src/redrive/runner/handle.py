@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from redrive.context import Again, Ctx, Ended
+from redrive.context import Again, Ended, LiveCtx
 from redrive.errors import BugError, CommitRefused, Fenced, StoreError, TransactionEnded
 from redrive.event import Event, from_row
 from redrive.failpoints import hit
@@ -133,7 +133,7 @@ class Handling:
 
     # ------------------------------------------------------------ calling
 
-    def prepare(self, work: Work) -> Ctx:
+    def prepare(self, work: Work) -> LiveCtx:
         """Give one attempt its context."""
         duty, event, edits = self.duty, work.event, 0
         assert event is not None
@@ -141,7 +141,7 @@ class Handling:
             edits = work.head.edits
         elif duty.edits and work.position in duty.edits:
             edits = duty.edits[work.position][0]
-        work.ctx = ctx = Ctx(event, work.key, work.attempt, edits, duty)
+        work.ctx = ctx = LiveCtx(event, work.key, work.attempt, edits, duty)
         return ctx
 
     def called(self, work: Work) -> None:
@@ -268,18 +268,15 @@ class Handling:
             hit("round.fenced")
             if self.keys is not None:
                 self.keys.feed(settling, group)
-            together: list[Work] = []
             applied = out.APPLIED
-            for work in group:
-                if work.outcome is not applied:
-                    if work.follow:
-                        settling.follow(work)
-                    else:
-                        self._write_bad(settling, work, result)
-                elif work.head is None and not work.alone and (work.effects is None or not isolate):
-                    together.append(work)
-                else:
-                    self._write_good(settling, work, result)
+            together = [
+                work
+                for work in group
+                if work.outcome is applied and work.head is None and not (work.alone or (isolate and work.effects))
+            ]
+            if len(together) < len(group):
+                usual = set(together)
+                self._write_unusual(settling, [work for work in group if work not in usual], result)
             self._write_together(settling, together)
             hit("round.effects")
             if self.gate is not None and self.keys is None:
@@ -291,6 +288,16 @@ class Handling:
             if self._coming is not None:
                 self._coming.unpack()
         return settling
+
+    def _write_unusual(self, settling: Settling, works: list[Work], result: Round) -> None:
+        """What failed, is a letter, or runs behind a mark: each by itself."""
+        for work in works:
+            if work.outcome is out.APPLIED:
+                self._write_good(settling, work, result)
+            elif work.follow:
+                settling.follow(work)
+            else:
+                self._write_bad(settling, work, result)
 
     def _has_effects(self, group: list[Work]) -> bool:
         """Is anything to be done beside writing fates? A keeper does it elsewhere, where no fence is."""

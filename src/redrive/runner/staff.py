@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from msgspec import UNSET
 from msgspec.structs import force_setattr
 
-from redrive.context import Ctx
+from redrive.context import LiveCtx
 from redrive.policy import outcome as out
 from redrive.runner.call import attempt_all, attempt_works
 from redrive.runner.duty import Work
@@ -114,7 +114,7 @@ class Staff:
                 work.started = clock()
             running[work] = task
             if work.head is None and not duty.edits:  # the ordinary case, quickly
-                work.ctx = ctx = Ctx(work.event, work.key, work.attempt, 0, duty)  # type: ignore[arg-type]
+                work.ctx = ctx = LiveCtx(work.event, work.key, work.attempt, 0, duty)  # type: ignore[arg-type]
             else:
                 ctx = prepare(work)
             yield work

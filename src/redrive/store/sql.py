@@ -43,10 +43,11 @@ class Connection(Protocol):
 def load_queries(path: Path) -> dict[str, str]:
     """Read `-- name: x` blocks; comments inside a block stay with the statement's text out."""
     queries: dict[str, str] = {}
-    for block in re.split(r"^-- name: *", path.read_text("utf-8"), flags=re.MULTILINE)[1:]:
+    for block in f"\n{path.read_text('utf-8')}".split("\n-- name: ")[1:]:  # no expression: every start waits for it
         name, _, body = block.partition("\n")
-        lines = [line for line in body.splitlines() if not line.startswith("--")]
-        queries[name.strip()] = "\n".join(lines).strip()
+        if "--" in body:
+            body = "\n".join([line for line in body.splitlines() if not line.startswith("--")])
+        queries[name.strip()] = body.strip()
     return queries
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from msgspec import structs
+
 from redrive.clock import Env
 from redrive.codec import encode_data
-from redrive.context import Ctx, Emitter, name_of
+from redrive.context import Ctx, Emitter, LiveCtx, name_of
 from redrive.draft import draft
 from redrive.event import WITHDRAWN, Event, from_row
 from redrive.testing.virtual import FakeClock
@@ -86,7 +88,7 @@ class FakeCtx(Ctx):
     [('account.locked', {'user': 'ada'})]
     """
 
-    __slots__ = ("_types",)
+    __slots__ = (*LiveCtx.__struct_fields__, "_types")
 
     def __init__(
         self,
@@ -104,7 +106,9 @@ class FakeCtx(Ctx):
         self._types = event.types
         stored = (1, encode_data(dict(state))) if state else (0, b"")
         office = FakeOffice(name, epoch, deps, Emitter(name, event.types, FakeEnv()), stored, frozenset(scheduled))
-        super().__init__(event, event.key if key is None else key, attempt, 0, office)
+        live = LiveCtx(event, event.key if key is None else key, attempt, 0, office)
+        for field, value in structs.asdict(live).items():
+            setattr(self, field, value)
 
     def emitted(self, log: Any) -> list[tuple[str, Any]]:
         """(type, data) of what was emitted to a log or a broker, in order."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from redrive.context import Ctx, Effects
+from redrive.context import Ctx, Effects, LiveCtx
 from redrive.errors import StoreError
 from redrive.event import Event
 from redrive.policy import outcome as out
@@ -128,7 +128,7 @@ class Handling(Scene):
         if known is not None:
             return Called(letter, known)
         assert event is not None
-        turn = Turn(event, Ctx(event, key, letter.attempts + 1, letter.edits, self))
+        turn = Turn(event, LiveCtx(event, key, letter.attempts + 1, letter.edits, self))
         is_async, timeout = self.subscription.is_async, self.subscription.timeout
         error = await (self._in_task(turn) if is_async else self._in_thread(turn))
         asked: Effects | None = None
