@@ -10,7 +10,7 @@ from redrive.errors import StoreError, UsageError
 from redrive.event import Event
 from redrive.policy import outcome as out
 from redrive.policy.outcome import Outcome
-from redrive.runner.call import attempt, check_done, describe, is_plain, outcome_of
+from redrive.runner.call import Done, attempt, describe, is_plain, outcome_of
 from redrive.runner.duty import Duty, Work, check_edit
 from redrive.runner.settle import Settling
 from redrive.runner.strides import Late
@@ -30,11 +30,11 @@ class Caller:
         self._emitted: Event[Any] | None = None  # the event of the last emission in this run, and its number
         self._ordinal = 0
         function, arguments = duty.subscription.function, duty.subscription.arguments
-        self.function: Callable[..., Any] = _done(function if arguments == 2 else lambda event, tx: function(event))
+        self.function: Callable[..., Any] = Done(function if arguments == 2 else lambda event, tx: function(event))
         self._for_one: Function = self.function
         if duty.subscription.batch:
             self._for_one = lambda event, tx: self.function([event], tx)
-        self.for_one = self._for_one
+        self.for_one: Function = self._for_one
         self.is_apart = False  # a list has ended the transaction: each is called by itself, until it is committed
 
     def begin(self) -> None:
@@ -183,14 +183,3 @@ class Caller:
 
 def _never(_: BaseException) -> bool:
     return False
-
-
-def _done(function: Callable[..., Any]) -> Function:
-    """The function, whose result is looked at here: those who prepare it for a store have no use for it."""
-
-    def call(subject: Any, tx: Any) -> None:
-        result = function(subject, tx)
-        if result is not None:
-            check_done(result)
-
-    return call
