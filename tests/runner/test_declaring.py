@@ -89,6 +89,22 @@ def test_what_nobody_ran_is_not_projected(app: App, harness: Harness, batch: boo
     assert len(harness.letters("dead")) == 20
 
 
+def test_what_nobody_ran_is_not_projected_beside_a_parked_key_either(app: App, harness: Harness) -> None:
+    """There each event is looked at before it is called, in another loop."""
+    app.projection(app.log("orders"), name="revenue", retry=no_retry)(forgets_to_run)
+    harness.append("orders", "order.placed", key="a")
+    harness.run_until_idle()
+    for key in "abc":
+        harness.append("orders", "order.placed", key=key)
+    harness.run_until_idle()
+    assert [(letter.key, letter.state) for letter in harness.letters()] == [
+        ("a", "dead"),
+        ("a", "retrying"),
+        ("b", "dead"),
+        ("c", "dead"),
+    ]
+
+
 def test_one_function_on_two_logs_needs_two_names(app: App) -> None:
     """The second declaration would take the place of the first, and nobody would read that log."""
 
