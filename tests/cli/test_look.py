@@ -55,8 +55,9 @@ def test_a_status_as_json_has_the_documented_fields(inside: Any, store: str) -> 
     assert list(found) == [
         "subscription", "state", "kind", "source", "order", "position", "lag_events", "lag_seconds", "scheduled",
         "applied", "ignored", "retrying", "dead", "owner", "lease_until", "paused", "halted", "rebuilding_until",
-        "last_id", "last_type", "last_time", "settled_at",
+        "last_id", "last_type", "last_time", "settled_at", "full_lanes",
     ]  # fmt: skip
+    assert found["full_lanes"] == []
     assert (found["position"], found["lag_events"], found["applied"], found["owner"]) == (3, 1, 3, None)
     assert found["last_time"].endswith("Z")
 
@@ -64,6 +65,18 @@ def test_a_status_as_json_has_the_documented_fields(inside: Any, store: str) -> 
 def test_a_halted_subscription_says_why(inside: Any, store: str) -> None:
     damage(store, "UPDATE redrive_progress SET halted = 'the disk is full'")
     assert "totals is halted: the disk is full" in inside("status", "--store", store).out
+
+
+def test_a_full_lane_is_told_where_everybody_looks_first(inside: Any, store: str, monkeypatch: Any) -> None:
+    """The subscription runs, and takes nothing in: its lag alone would not say why."""
+    damage(store, "INSERT INTO redrive_lanes SELECT id, 'k1', 2000, 2 FROM redrive_subscriptions")
+    assert "holds" not in inside("status", "--store", store).out
+    monkeypatch.setenv("REDRIVE_LANE_MAX", "2000")
+    answer = inside("status", "--store", store)
+    wanted = "totals: lane 'k1' holds 2,000 letters of 2,000: intake has stopped; redrive dlq -s totals: repair or"
+    assert (answer.code, wanted in " ".join(answer.out.split())) == (0, True)
+    (found,) = inside("status", "--store", store, "--json").json
+    assert found["full_lanes"] == ["k1"]
 
 
 def test_a_sound_store_is_verified(inside: Any, store: str) -> None:

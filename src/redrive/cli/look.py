@@ -23,13 +23,17 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
     """Position, lag, letters and owner of every subscription."""
     from redrive.cli.scheduled import backlog_lines
     from redrive.replay.scheduled import backlog
+    from redrive.replay.status import fullest_lanes
 
     with opened(store, program) as app:
         operations = app.operate()
         found, now = operations.status(), operations.operator.now()
+        lane_max = app.runtime.settings.lane_max
+        with operations.operator.store.reading() as tx:
+            full = fullest_lanes(tx, lane_max)
         scheduled = backlog_lines(backlog(operations.operator.store, now), now)
     if as_json:
-        emit_json([_status(one) for one in found])
+        emit_json([_status(one, [lane for name, lane, _ in full if name == one.subscription]) for one in found])
         return 0
     if not found:
         click.echo("no subscriptions yet; `redrive run MODULE:APP` registers them")
@@ -47,6 +51,8 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
             block(f"{plain(one.subscription)} is halted: {plain(one.halted)}", "")
         if one.rebuilding_until is not None:
             block(f"{plain(one.subscription)} is being rebuilt up to position {one.rebuilding_until}", "")
+    for lane in full:
+        block(f"{plain(lane.told(lane_max))}; {plain(lane.remedy)}", "")
     for line in scheduled:
         block(plain(line), "")
     return 0
@@ -81,12 +87,12 @@ def _lag(one: SubscriptionStatus) -> str:
     return show_duration(round(one.lag_seconds, 1)) if one.lag_seconds >= 1 else ""
 
 
-def _status(one: SubscriptionStatus) -> dict[str, Any]:
+def _status(one: SubscriptionStatus, full: list[str]) -> dict[str, Any]:
     from dataclasses import asdict
 
     fields = asdict(one)
     times = {name: moment(fields[name]) for name in ("lease_until", "last_time", "settled_at")}
-    return {"subscription": one.subscription, "state": one.state, **fields, **times}
+    return {"subscription": one.subscription, "state": one.state, **fields, **times, "full_lanes": full}
 
 
 def _verdict(one: Verdict | AuditVerdict) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from redrive.clock import Env, short_name
 from redrive.errors import Halted, SourceDown, UsageError
 from redrive.policy.lease import Lease, State, state_of
 from redrive.replay.machine import examine_file, examine_server
+from redrive.replay.status import fullest_lanes
 from redrive.settings import Settings, check_subscriptions
 from redrive.store.address import is_postgres
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
@@ -148,15 +149,9 @@ def _unowned(tx: StoreTx, row: Subscribed, progress: ProgressRow, now: float) ->
 def _letters(
     tx: StoreTx, env: Env, settings: Settings, rows: list[tuple[Subscribed, ProgressRow]]
 ) -> Iterator[Finding]:
-    now, names = env.clock.now(), {row.id: row.name for row, _ in rows}
-    for number, lane, count in tx.sql.all("doctor_lanes", {"least": math.ceil(settings.lane_max * NEARLY)}):
-        full, name = count >= settings.lane_max, names.get(number, f"#{number}")
-        shown = lane if len(lane) <= 60 else lane[:60] + "…"
-        held = f"{name}: lane {shown!r} holds {count:,} letters of {settings.lane_max:,}"
-        yield Finding(
-            "lane", PROBLEM if full else WARNING, f"{held}: intake has stopped" if full else held,
-            f"redrive dlq -s {name}: repair or discard its head", name,
-        )  # fmt: skip
+    now, most = env.clock.now(), settings.lane_max
+    for one in fullest_lanes(tx, math.ceil(most * NEARLY)):
+        yield Finding("lane", PROBLEM if one.letters >= most else WARNING, one.told(most), one.remedy, one.subscription)
     for row, progress in rows:
         limits = {"subscription": row.id, "limit": COUNT_MAX}
         old, seen = tx.sql.one("doctor_old_dead", {**limits, "before": now - DEAD_AGE_MAX}) or (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from redrive.clock import Env
 from redrive.policy.lease import Lease, State, state_of
@@ -49,6 +50,26 @@ class SubscriptionStatus:
         return "rebuilding" if self.rebuilding_until is not None else "running"
 
 
+class FullLane(NamedTuple):
+    """A lane with so many letters, and the subscription that it belongs to."""
+
+    subscription: str
+    lane: str
+    letters: int
+
+    def told(self, lane_max: int) -> str:
+        """In words, beside what it may hold."""
+        shown = self.lane if len(self.lane) <= LANE_SHOWN else self.lane[:LANE_SHOWN] + "…"
+        held = f"{self.subscription}: lane {shown!r} holds {self.letters:,} letters of {lane_max:,}"
+        return f"{held}: intake has stopped" if self.letters >= lane_max else held
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return f"redrive dlq -s {self.subscription}: repair or discard its head"
+
+
+LANE_SHOWN = 60  # characters of a key
 LAG_MAX = 1_000_000  # events counted; where there are more, the number is "at least"
 
 
@@ -62,6 +83,15 @@ def status_in(tx: StoreTx, env: Env, lag_max: int = LAG_MAX) -> list[Subscriptio
     """The same in a snapshot of the caller's."""
     waiting = {name: count for name, count, *_ in tx.sql.all("scheduled_backlog", {"now": env.clock.now()})}
     return [_of(tx, row, tx.progress.get(row.id), env, waiting, lag_max) for row in tx.progress.all()]
+
+
+def fullest_lanes(tx: StoreTx, least: int) -> list[FullLane]:
+    """Lanes with at least so many letters, the fullest first."""
+    names = {row.id: row.name for row in tx.progress.all()}
+    return [
+        FullLane(names[subscription], lane, count)
+        for subscription, lane, count in tx.sql.all("doctor_lanes", {"least": least})
+    ]
 
 
 def is_owned(progress: ProgressRow, env: Env) -> bool:
