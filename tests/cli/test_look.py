@@ -120,6 +120,15 @@ def test_the_audit_is_verified_when_asked_for(inside: Any, store: str) -> None:
     assert [one["subscription"] for one in answer.json["subscriptions"]] == ["totals"]
 
 
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [("letters", "dlq"), ("lag", "status"), ("stauts", "status"), ("dlq retry", "replay"), ("dlq delete", "discard")],
+)
+def test_words_of_other_systems_lead_to_ours(inside: Any, line: str, meant: str) -> None:
+    answer = inside(*line.split())
+    assert (answer.code, f"did you mean {meant}?" in answer.err) == (2, True)
+
+
 def test_looking_never_makes_a_store(inside: Any, tmp_path: Path) -> None:
     for command in (["status"], ["verify"], ["dlq", "list"], ["dlq", "show", "1"], ["dlq", "replay", "1"]):
         answer = inside(*command, "--store", str(tmp_path / "none.db"))

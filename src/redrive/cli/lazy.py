@@ -8,6 +8,14 @@ from typing import Any
 
 import click
 
+# What people type who know another system, or our words better than our commands.
+_OTHER_WORDS = {
+    "letters": "dlq", "letter": "dlq", "dead": "dlq", "failed": "dlq", "errors": "dlq", "queues": "status",
+    "lag": "status", "subscriptions": "status", "health": "doctor", "worker": "run", "serve": "run", "start": "run",
+    "inspect": "show", "retry": "replay", "requeue": "replay", "redrive": "replay",
+    "delete": "discard",
+}  # fmt: skip
+
 
 class Commands(click.Group):
     """Commands by name, each `module:attribute` of this package; one that is mistyped gets the nearest named."""
@@ -36,7 +44,8 @@ class Commands(click.Group):
         from difflib import get_close_matches
 
         if args and self.get_command(ctx, args[0]) is None:
-            near = get_close_matches(args[0], self._table, 1)
+            meant = _OTHER_WORDS.get(args[0])
+            near = [meant] if meant in self._table else get_close_matches(args[0], self._table, 1)
             hint = f"did you mean {near[0]}?" if near else f"`{ctx.command_path} --help` lists them"
             raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
