@@ -21,6 +21,7 @@ def test_listeners_hear_of_those_that_were_stored(tmp_path: Path) -> None:
 
     first, second, third = asyncio.run(produce())
     app.close()
+    app.runtime.signals.flush(20)  # they hear it on a thread of their own, which nobody waits for
     assert isinstance(second, VersionConflict)
     assert [getattr(one, "version", None) for one in (first, third)] == [1, 2]
     assert sum(one.count for one in told if isinstance(one, Appended)) == 2
