@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from hashlib import sha1
+from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -241,10 +241,18 @@ def new_id(now_s: float, dice: Random) -> str:
     return f"{digits[1:9]}-{digits[9:13]}-7{digits[13:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+@cache
+def _sha1() -> Any:
+    """Loaded with the first emission: a program that makes none need not wait for OpenSSL when it starts."""
+    from hashlib import sha1
+
+    return sha1
+
+
 def emission_id(subscription: str, event_id: str, ordinal: int) -> str:
     """The id of the n-th event that `subscription` emits for `event_id`: the same at every attempt (a UUIDv5)."""
     # NUL is in no name, so no two triples give the same text.
-    digest = sha1(_EMISSIONS + f"{subscription}\0{event_id}\0{ordinal}".encode(), usedforsecurity=False).hexdigest()
+    digest = _sha1()(_EMISSIONS + f"{subscription}\0{event_id}\0{ordinal}".encode(), usedforsecurity=False).hexdigest()
     variant = _VARIANTS[digest[16]]
     return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:32]}"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from hashlib import sha256
 
 _READ_MAX = 10_000  # characters looked at; what tells two bugs apart stands at the front
 _KEPT_MAX = 500  # characters of the normalised text that count
@@ -49,6 +48,8 @@ def fingerprint(error_type: str, frames: Iterable[tuple[str, str]], message: str
 
 @lru_cache(256)
 def _digest(error_type: str, path: tuple[tuple[str, str], ...], message: str) -> str:
+    from hashlib import sha256  # a program in which nothing fails need not load it
+
     # ascii() is unambiguous, and the same on every Python version for every character.
     return sha256(ascii((error_type, list(path), message)).encode()).hexdigest()[:12]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -12,7 +11,9 @@ from redrive.store.sql import BOOKS, Row, Sql
 def chain(previous: str, fields: tuple[Any, ...]) -> str:
     """The hash of an audit row: of its fields and of the row before."""
     text = json.dumps([previous, *fields], ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    from hashlib import sha256  # only who audits needs it
+
+    return sha256(text.encode()).hexdigest()
 
 
 class Books:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 
 from redrive.store.address import is_postgres, shown
@@ -17,4 +16,6 @@ def spool_of(folder: str | None, address: str) -> Path | None:
     if folder is None and not is_postgres(address):
         return Path(f"{address}-spool").absolute()
     named = shown(address) if is_postgres(address) else str(Path(address).absolute())  # a password may change
+    from hashlib import sha256  # only who tracks needs it
+
     return Path(folder or FOLDER).absolute() / sha256(named.encode()).hexdigest()[:16]
