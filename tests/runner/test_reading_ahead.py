@@ -7,7 +7,7 @@ import json
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,8 +21,8 @@ from redrive.draft import draft
 from redrive.errors import StoreBusy
 from redrive.event import Event
 from redrive.runner import coming
-from redrive.runner.coming import Coming, Piece
-from redrive.store.ahead import Ahead, Lookout, NoLookout
+from redrive.runner.coming import Ask, Coming, Piece
+from redrive.store.ahead import Ahead, Lookout, NoLookout, Offer
 from redrive.store.log import events_after
 from redrive.store.packed import Packed, packed_after, unpacked
 from redrive.store.sqlite.store import SqliteStore
@@ -93,10 +93,12 @@ def test_what_is_read_beside_a_commit_is_handled_once_and_in_order(tmp_path: Pat
         patch.setattr(Ahead, "hear", hear)
         orders.append_many([{"type": "placed", "data": {"n": n}, "key": f"k{n % KEYS}"} for n in range(5_000)])
         asyncio.run(asyncio.wait_for(app.serve(until_idle=True), 60))
-    assert len(readers) == 1 and next(iter(readers)).startswith("redrive-lookout")
+    lookouts = {name for name in readers if name.startswith("redrive-lookout")}
+    assert len(lookouts) == 1
+    assert all(name == "MainThread" or name.startswith("redrive-writer") for name in readers - lookouts)
     assert handled == {f"k{k}": list(range(k, 5_000, KEYS)) for k in range(KEYS)}
     app.close()
-    assert not any(thread.name in readers for thread in threading.enumerate())
+    assert not any(thread.name in lookouts for thread in threading.enumerate())
 
 
 def test_what_a_group_emits_to_its_own_log_is_not_overlooked(tmp_path: Path) -> None:
@@ -116,6 +118,41 @@ def test_what_a_group_emits_to_its_own_log_is_not_overlooked(tmp_path: Path) -> 
     app.close()
 
 
+def test_an_offer_is_taken_up_once_by_whoever_comes_first() -> None:
+    done = list[str]()
+    offer = Offer(lambda: done.append("once"))
+    assert not offer.is_there
+    offer.take_up()
+    offer.take_up()
+    assert offer.is_there
+    assert offer.result() is None
+    offer.take_up()
+    assert done == ["once"]
+
+
+def test_who_wants_what_nobody_has_begun_does_it() -> None:
+    assert Offer(lambda: threading.current_thread()).result() is threading.current_thread()
+    with pytest.raises(StoreBusy, match="somebody else"):
+        Offer(busy).result()
+
+
+def test_who_wants_what_somebody_has_begun_waits_for_it() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        begun.set()
+        assert may_end.wait(30)
+        return threading.current_thread().name
+
+    offer = Offer(slow)
+    other = threading.Thread(target=offer.take_up, name="somebody")
+    other.start()
+    assert begun.wait(30)
+    threading.Timer(0, may_end.set).start()
+    assert offer.result() == "somebody"
+    other.join()
+
+
 # ---------------------------------------------------------------- what comes next
 
 
@@ -128,11 +165,13 @@ class Beside(NoLookout):
 class Shelf:
     """A log of numbers, which counts how often it is looked at."""
 
-    def __init__(self, last: int, lookout: Lookout | None = None, others: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, last: int, lookout: Lookout | None = None, others: frozenset[int] = frozenset(), ask: Ask | None = None
+    ) -> None:
         """`others`: of every ten positions, those that belong to another log."""
         self.last, self.now, self.ahead, self.others = last, 0, 0, others
         self.spans: list[int | None] = []
-        self.coming = Coming(lookout or NoLookout("a test"), self.read_ahead, EventTypes())
+        self.coming = Coming(lookout or NoLookout("a test"), self.read_ahead, EventTypes(), ask)
 
     def positions(self, above: int, upto: int) -> list[int]:
         return [at for at in range(above + 1, min(upto, self.last) + 1) if at % 10 not in self.others]
@@ -147,7 +186,8 @@ class Shelf:
         found = self.positions(above, self.last)[:count] if span is None else self.positions(above, above + span)
         rows = [make_event("told", at, position=at)._row() for at in found]
         texts = [[*row[:7], None, len(cast("bytes", row[8]))] for row in rows]
-        return json.dumps(texts), b"".join(cast("bytes", row[8]) for row in rows)
+        data = b"".join(cast("bytes", row[8]) for row in rows)
+        return Packed(json.dumps(texts), data, len(rows), found[-1] if found else None)
 
     def take(self, position: int, room: int) -> list[int]:
         taken = self.coming.take(position, room, self.read)
@@ -217,6 +257,64 @@ def test_what_follows_is_read_while_what_was_read_is_unpacked() -> None:
     assert (shelf.now, shelf.ahead) == (1, 10)
 
 
+class Late(Beside):
+    """One that has not read anything when it is asked whether it has."""
+
+    def __init__(self) -> None:
+        super().__init__("a test")
+        self.asked: list[tuple[Callable[[], Any], Ahead[Any]]] = []
+
+    def ahead(self, job: Callable[[], Any]) -> Ahead[Any]:
+        self.asked.append((job, Ahead[Any]()))
+        return self.asked[-1][1]
+
+    def read(self) -> None:
+        for job, ahead in self.asked:
+            ahead.hear(job(), None)
+        self.asked = []
+
+
+def test_who_has_time_while_a_commit_waits_unpacks() -> None:
+    asked = list[Callable[[], None]]()
+    shelf = Shelf(1_000, Beside("a test"), ask=asked.append)
+    shelf.take(0, 40)
+    shelf.coming.unpack()
+    assert shelf.coming._unpacking is not None
+    piece, _ = shelf.coming._unpacking
+    assert (len(asked), piece.events, shelf.ahead) == (1, [], 2), "what follows is read without waiting for that"
+    asked.pop()()
+    assert [event.position for event in piece.events] == [*range(41, 86)]
+    assert shelf.take(40, 40) == [*range(41, 81)]
+    assert shelf.now == 1
+
+
+def test_who_has_no_time_to_unpack_is_not_waited_for() -> None:
+    asked = list[Callable[[], None]]()
+    shelf = Shelf(1_000, Beside("a test"), ask=asked.append)
+    assert shelf.take(0, 40) == [*range(1, 41)]
+    for turn in range(1, 10):
+        shelf.coming.unpack()
+        assert shelf.take(40 * turn, 40) == [*range(40 * turn + 1, 40 * turn + 41)]
+    for late in asked:
+        late()
+    assert shelf.take(400, 40) == [*range(401, 441)]
+    assert shelf.now == 1
+
+
+def test_who_is_asked_to_unpack_does_not_wait_for_what_is_still_being_read() -> None:
+    asked, lookout = list[Callable[[], None]](), Late()
+    shelf = Shelf(1_000, lookout, ask=asked.append)
+    shelf.take(0, 40)
+    shelf.coming.unpack()
+    asked.pop()()
+    lookout.read()
+    assert shelf.coming._unpacking is not None
+    piece, _ = shelf.coming._unpacking
+    assert piece.events == []
+    assert shelf.take(40, 40) == [*range(41, 81)]
+    assert shelf.now == 1
+
+
 def test_who_would_see_what_is_not_committed_reads_nothing_meanwhile() -> None:
     shelf = Shelf(1_000)
     shelf.take(0, 40)
@@ -279,16 +377,18 @@ def test_a_gap_in_the_log_is_not_its_end(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shelf.ahead > 10, "behind it, what follows is read ahead as before"
 
 
-Steps = st.lists(st.tuples(st.integers(1, 30), st.integers(-10, 10), st.booleans()), max_size=20)
+Steps = st.lists(st.tuples(st.integers(1, 30), st.integers(-10, 10), st.booleans(), st.booleans()), max_size=20)
 
 
 @pytest.mark.parametrize("lookout", [NoLookout("a test"), Beside("a test")], ids=["apart", "beside"])
+@pytest.mark.parametrize("has_loop", [False, True])
 @given(steps=Steps, last=st.integers(0, 300), others=st.frozensets(st.integers(0, 9), max_size=9))
 def test_whatever_is_asked_for_it_is_what_the_log_has(
-    lookout: Lookout, steps: list[tuple[int, int, bool]], last: int, others: frozenset[int]
+    lookout: Lookout, has_loop: bool, steps: list[tuple[int, int, bool, bool]], last: int, others: frozenset[int]
 ) -> None:
-    shelf, position = Shelf(last, lookout, others), 0
-    for room, jump, commits in steps:
+    asked = list[Callable[[], None]]()
+    shelf, position = Shelf(last, lookout, others, asked.append if has_loop else None), 0
+    for room, jump, commits, has_time in steps:
         left = shelf.positions(position, shelf.last)
         taken = shelf.take(position, room)
         assert taken == left[: len(taken)]
@@ -297,6 +397,8 @@ def test_whatever_is_asked_for_it_is_what_the_log_has(
         shelf.last += room // 3
         if commits:
             shelf.coming.unpack()
+        while asked and has_time:
+            asked.pop()()
 
 
 @given(

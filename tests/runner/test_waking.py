@@ -105,7 +105,7 @@ def test_a_log_that_has_nothing_more_is_not_asked_again_until_somebody_rings(
 
     async def hopping(loop: HandlerLoop, group: Any, room: int, due: Any) -> Any:
         found = await hop(loop, group, room, due)
-        did.append((len(group), len(found.events)))
+        did.append((len(group.works), len(found.events)))
         return found
 
     async def resting(loop: HandlerLoop, idle: bool, seconds: float, *, hears: bool) -> None:

@@ -45,12 +45,17 @@ class Bridge:
         return results
 
 
+def ask(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *arguments: Any) -> None:
+    """Have something done on an event loop, soon; from any thread."""
+    try:
+        loop.call_soon_threadsafe(what, *arguments)
+    except RuntimeError:  # it is closed: the process ends, and nobody waits any more
+        return
+
+
 def answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     """What a future was waiting for; from any thread."""
-    try:
-        future.get_loop().call_soon_threadsafe(_resolve, future, result, error)
-    except RuntimeError:  # the loop is closed: nobody waits any more
-        return
+    ask(future.get_loop(), _resolve, future, result, error)
 
 
 def heard(future: asyncio.Future[Any]) -> None:

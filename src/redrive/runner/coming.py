@@ -1,9 +1,10 @@
 """What comes next in a handler's log: read while the events before it are called, unpacked while they are committed.
 
 The first needs a core, the second Python's lock, which nobody has while a commit waits for the disk. So that is when
-reading begins, too: a thread that asks for the lock beside the calls gets it when they are over. What was read stays
-true: events do not change, and those that are appended later lie behind. It is used only where it goes on from the
-place that the reader has reached, and whoever goes elsewhere reads again.
+reading begins, too: a thread that asks for the lock beside the calls gets it when they are over. Who unpacks is the
+thread of the event loop, if it has nothing else to do: what another core has made is slow to be read by this one.
+What was read stays true: events do not change, and those that are appended later lie behind. It is used only where it
+goes on from the place that the reader has reached, and whoever goes elsewhere reads again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from redrive.errors import RedriveError
 from redrive.event import Event
-from redrive.store.ahead import Ahead, Lookout
+from redrive.store.ahead import Ahead, Lookout, Offer
 from redrive.store.packed import Packed, unpacked
 from redrive.types import EventTypes
 
@@ -24,16 +25,18 @@ SPARSE = 2.0  # positions per event, from which on an index finds them sooner
 
 Read = Callable[[int, int], list[Event[Any]]]  # above a position, so many
 ReadAhead = Callable[[int, int, int | None], Packed | None]  # about so many, among so many positions if that is known
+Ask = Callable[[Callable[[], None]], None]  # have something done by who may have time for it; from any thread
 
 
 class Piece:
-    """A stretch of the log on its way: asked for, read, unpacked. The lookout writes it, one step after the other."""
+    """A stretch of the log on its way: asked for, read, unpacked. One step after the other writes it."""
 
-    __slots__ = ("above", "asked", "events", "packed")
+    __slots__ = ("above", "asked", "end", "events", "packed")
 
     def __init__(self, asked: int, above: int = -1) -> None:
         self.asked, self.above = asked, above  # so many events above this position; below 0: it was not read
         self.packed: Packed | None = None
+        self.end: int | None = None  # the last position of it, if there is probably more behind
         self.events: list[Event[Any]] = []
 
 
@@ -43,8 +46,9 @@ Underway = tuple[Piece, Ahead[None]]  # and who says that the step is done
 class Coming:
     """Events that were read before there was room for them."""
 
-    def __init__(self, lookout: Lookout, read_ahead: ReadAhead, types: EventTypes) -> None:
-        self._lookout, self._read_ahead, self._types = lookout, read_ahead, types
+    def __init__(self, lookout: Lookout, read_ahead: ReadAhead, types: EventTypes, ask: Ask | None = None) -> None:
+        """`ask`: the event loop; without one the lookout unpacks, too."""
+        self._lookout, self._read_ahead, self._types, self._ask = lookout, read_ahead, types, ask
         self._reading: Underway | None = None
         self._unpacking: Underway | None = None  # lies before the one that is being read
         self._events: list[Event[Any]] = []
@@ -86,11 +90,21 @@ class Coming:
         if self._reading is None or self._unpacking is not None:
             return
         (piece, read), room = self._reading, self._room
-        self._unpacking, self._reading = (piece, self._lookout.ahead(lambda: self._unpack(piece, read))), None
+        self._unpacking, self._reading = (piece, self._begin_unpacking(piece, read)), None
         wanted = _more(room) - (len(self._events) + piece.asked - room)  # those are left if there is as much room again
         if self._lookout.is_beside and room and 0 < wanted <= self._count_max:
             following = Piece(wanted)
             self._reading = following, self._lookout.ahead(lambda: self._read_behind(piece, following))
+
+    def _begin_unpacking(self, piece: Piece, read: Ahead[None]) -> Ahead[None]:
+        def unpack() -> None:
+            self._unpack(piece, read)
+
+        if self._ask is None:
+            return self._lookout.ahead(unpack)
+        offer = Offer(unpack)
+        self._ask(lambda: offer.take_up() if read.is_there else None)
+        return offer
 
     @property
     def _end(self) -> int:
@@ -112,27 +126,29 @@ class Coming:
         if piece.above != self._end:  # somebody went elsewhere meanwhile
             events = []
         self._events += events
-        self._goes_on = _is_enough(events, piece)
-
-    # ------------------------------------------------------------ where the lookout is
-
-    def _read(self, piece: Piece) -> None:
-        span = ceil(piece.asked * self._stride) if self._stride < SPARSE else None
-        piece.packed = self._read_ahead(piece.above, piece.asked, span)
+        self._goes_on = _is_enough(len(events), piece)
 
     def _unpack(self, piece: Piece, read: Ahead[None]) -> None:
         read.result()  # its error, if there was one
         piece.events, piece.packed = unpacked(piece.packed, self._types), None
 
+    # ------------------------------------------------------------ where the lookout is
+
+    def _read(self, piece: Piece) -> None:
+        span = ceil(piece.asked * self._stride) if self._stride < SPARSE else None
+        piece.packed = packed = self._read_ahead(piece.above, piece.asked, span)
+        if packed is not None and _is_enough(packed.size, piece):
+            piece.end = packed.last
+
     def _read_behind(self, piece: Piece, following: Piece) -> None:
-        if _is_enough(piece.events, piece):  # else it was the end of the log
-            following.above = piece.events[-1].position
+        if piece.end is not None:  # else it was the end of the log
+            following.above = piece.end
             self._read(following)
 
 
-def _is_enough(events: list[Event[Any]], piece: Piece) -> bool:
+def _is_enough(count: int, piece: Piece) -> bool:
     """Is there probably more behind these? How many lie among some positions is not known before."""
-    return 2 * len(events) >= piece.asked
+    return 2 * count >= piece.asked
 
 
 def _more(room: int) -> int:

@@ -28,6 +28,7 @@ class Desk:
         # Lists, though they are taken from in front: a queue is short, and ten deques have the size of a hundred lists.
         self._waiting: dict[str | int, list[Work] | None] = {}
         self._queued = 0
+        self._has_loose = False  # was anything here that is in no lane?
         self._following: Counter[str] = Counter()
         self._lanes = duty.lanes
         self._keyed, self._total = duty.subscription.order == "key", duty.subscription.order == "total"
@@ -62,6 +63,8 @@ class Desk:
                 self._queue(lane, work)
                 return
             waiting[lane] = None
+        else:
+            self._has_loose = True
         self._start(work)
 
     def add_fresh(self, works: list[Work]) -> None:
@@ -70,6 +73,7 @@ class Desk:
         for work in works:
             lane = work.lane
             if lane is None:
+                self._has_loose = True
                 ready.append(work)
             elif lane not in waiting:
                 waiting[lane] = None
@@ -166,10 +170,13 @@ class Desk:
             self.free(work)
         return stale
 
-    def free_all(self, works: list[Work]) -> None:
-        """Settled: the next of each lane may start."""
+    def free_all(self, works: list[Work], *, ordinary: bool = False) -> None:
+        """Settled: the next of each lane may start. `ordinary`: each is a new event, and the last one of its lane."""
         waiting, ready, started = self._waiting, self.ready, 0
         odd = self.duty.lanes or self.duty.horizon or self.duty.suspects
+        if ordinary and len(works) == len(waiting) and not (odd or self._has_loose):
+            self._free_every_lane()
+            return
         for work in works:
             lane = work.lane
             if odd or lane is None or work.follow or work.chained:
@@ -185,6 +192,20 @@ class Desk:
             else:
                 del waiting[lane]
         self._queued -= started
+
+    def _free_every_lane(self) -> None:
+        """What was settled is what held all the lanes that are busy: nobody need be asked for its own."""
+        before, self._waiting = self._waiting, {}
+        waiting, ready = self._waiting, self.ready
+        for lane, queue in before.items():
+            if queue:
+                waiting[lane] = queue
+                self._queued -= 1
+                follower = queue.pop(0)
+                if follower.head is None and follower.outcome is None:
+                    ready.append(follower)
+                else:
+                    self._start(follower)
 
     def free(self, work: Work) -> None:
         """Settled (or given up): the next of the lane may start."""

@@ -22,7 +22,7 @@ from redrive.policy.lanes import Head
 from redrive.policy.outcome import Outcome
 from redrive.runner.budget import over_budget
 from redrive.runner.call import attempt, attempt_effects, describe, outcome_of, overran
-from redrive.runner.coming import Coming
+from redrive.runner.coming import Ask, Coming
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Fresh, Work, check_edit, edited
 from redrive.runner.gate import Gate
@@ -40,14 +40,15 @@ SPAN = 10  # how many windows of settled events may lie above the oldest unsettl
 class Handling:
     """One handler's rounds: the part that runs where writing happens, and what it needs around it."""
 
-    def __init__(self, duty: Duty) -> None:
+    def __init__(self, duty: Duty, ask: Ask | None = None) -> None:
+        """`ask`: have something done on the event loop, if that has time, while the store is being written."""
         self.duty = duty
         self.desk = Desk(duty)
         rule = duty.subscription.breaker
         self.keys = KeyGate(duty, self.desk) if rule is not None and rule.per == "key" else None
         self.gate: Gate | None = self.keys or (Gate(duty) if rule or duty.subscription.limit else None)
         lookout = duty.engine.store.lookout
-        self._coming = None if lookout is None else Coming(lookout, self._read_ahead, duty.engine.types)
+        self._coming = None if lookout is None else Coming(lookout, self._read_ahead, duty.engine.types, ask)
         self.lane_full = ""
         self.halt = ""
 
@@ -153,6 +154,8 @@ class Handling:
             work.outcome, work.effects = overran(self.duty.subscription.timeout), None
         else:
             work.outcome = out.APPLIED if error is None else self.outcome(work, error)
+        if work.outcome is out.APPLIED and work.event is not None:
+            work.event.forget()  # nobody asks for its data again: what it takes is free for the next one
 
     def outcome(self, work: Work, error: BaseException) -> Outcome:
         """What an error of a call means; who asks for the end of the process gets it."""
@@ -167,10 +170,10 @@ class Handling:
 
     # ------------------------------------------------------------ settling
 
-    def round(self, group: list[Work], room: int, due: list[tuple[str | None, Head]]) -> Round:
+    def round(self, group: Group, room: int, due: list[tuple[str | None, Head]]) -> Round:
         """Settle a group, then read what there is room for: one hop. Runs where writing happens."""
         result, duty = Round(), self.duty
-        if group or duty.window.can_advance():
+        if group.works or duty.window.can_advance():
             self._settle(group, result)
         with duty.engine.store.reading(snapshot=False) as tx:
             mine = tx.sql.each("progress_get", (duty.member,))
@@ -208,7 +211,7 @@ class Handling:
         with self.duty.engine.store.reading(snapshot=False) as tx:
             return packed_after(tx.sql, self.duty.log_id, position, count, span)
 
-    def _settle(self, group: list[Work], result: Round) -> None:
+    def _settle(self, group: Group, result: Round) -> None:
         """All at once; if one cannot be settled, each behind a savepoint, and the one gets its own fate.
 
         Which one that is may show only at the commit: then its constraints are looked at after each of them.
@@ -229,15 +232,16 @@ class Handling:
         settling.learn(self.duty.engine.env.clock.monotonic() - started)
         tell(settling)
         if self.gate is not None:
-            self.gate.fed(group, settling.now)
+            self.gate.fed(group.works, settling.now)
 
-    def _blame(self, group: list[Work], ended: Ended) -> None:
+    def _blame(self, group: Group, ended: Ended) -> None:
         """The statements of one have ended the transaction."""
-        work = next(one for one in group if one.effects is not None and one.effects.statements is ended.subject)
+        work = next(one for one in group.works if one.effects is not None and one.effects.statements is ended.subject)
+        group.positions = None
         work.effects, limit = None, self.duty.engine.settings.error_text_max
         work.outcome = out.Failed(ended.error, describe(ended.error, limit))
 
-    def _write_somehow(self, group: list[Work], result: Round) -> Settling:
+    def _write_somehow(self, group: Group, result: Round) -> Settling:
         try:
             return self._write_at_once(group, result)
         except _Isolate:
@@ -245,42 +249,38 @@ class Handling:
         except CommitRefused:
             return self._write(group, result, isolate=True, strict=True)
 
-    def _write_at_once(self, group: list[Work], result: Round) -> Settling:
+    def _write_at_once(self, group: Group, result: Round) -> Settling:
         try:
             return self._write(group, result, isolate=False, believes=True)
         except Disbelief:
             return self._write(group, result, isolate=False)
 
-    def _write_apart(self, group: list[Work], result: Round) -> Settling:
+    def _write_apart(self, group: Group, result: Round) -> Settling:
         try:
             return self._write(group, result, isolate=True)
         except CommitRefused:
             return self._write(group, result, isolate=True, strict=True)
 
     def _write(
-        self, group: list[Work], result: Round, *, isolate: bool, strict: bool = False, believes: bool = False
+        self, group: Group, result: Round, *, isolate: bool, strict: bool = False, believes: bool = False
     ) -> Settling:
         """`believes`: where the store is far, the fence is not waited for if there are no effects."""
         result.clear()
+        if isolate:
+            group.positions = None  # one of them will fail
         with self.duty.engine.store.transaction() as tx:
             believes = believes and tx.sql.is_far and not self._has_effects(group)
             settling = Settling(tx, self.duty, strict=strict, believes=believes)
             hit("round.fenced")
             if self.keys is not None:
-                self.keys.feed(settling, group)
-            applied = out.APPLIED
-            together = [
-                work
-                for work in group
-                if work.outcome is applied and work.head is None and not (work.alone or (isolate and work.effects))
-            ]
-            if len(together) < len(group):
-                usual = set(together)
-                self._write_unusual(settling, [work for work in group if work not in usual], result)
-            self._write_together(settling, together)
+                self.keys.feed(settling, group.works)
+            if group.positions is None:
+                self._write_mixed(settling, group.works, result, isolate=isolate)
+            else:
+                self._write_together(settling, group.works, group.asking, group.positions)
             hit("round.effects")
             if self.gate is not None and self.keys is None:
-                self.gate.feed(settling, group)
+                self.gate.feed(settling, group.works)
             settling.finish()
             if (keeper := self.duty.keeper) is not None:
                 keeper.write(tx, settling.states)
@@ -288,6 +288,15 @@ class Handling:
             if self._coming is not None:
                 self._coming.unpack()
         return settling
+
+    def _write_mixed(self, settling: Settling, works: list[Work], result: Round, *, isolate: bool) -> None:
+        """Those that are not ordinary each by itself, and then the others."""
+        together = [work for work in works if is_ordinary(work) and not (isolate and work.effects)]
+        if len(together) < len(works):
+            usual = set(together)
+            self._write_unusual(settling, [work for work in works if work not in usual], result)
+        asking = [work for work in together if work.effects is not None]
+        self._write_together(settling, together, asking, [work.position for work in together])
 
     def _write_unusual(self, settling: Settling, works: list[Work], result: Round) -> None:
         """What failed, is a letter, or runs behind a mark: each by itself."""
@@ -299,17 +308,16 @@ class Handling:
             else:
                 self._write_bad(settling, work, result)
 
-    def _has_effects(self, group: list[Work]) -> bool:
+    def _has_effects(self, group: Group) -> bool:
         """Is anything to be done beside writing fates? A keeper does it elsewhere, where no fence is."""
-        return self.duty.keeper is not None or any(work.effects is not None for work in group)
+        return self.duty.keeper is not None or bool(group.asking)
 
-    def _write_together(self, settling: Settling, works: list[Work]) -> None:
+    def _write_together(self, settling: Settling, works: list[Work], asking: list[Work], positions: list[int]) -> None:
         """The ordinary case: nobody fails. If one does, all of it is written again, one by one."""
 
         def effects() -> None:
-            for work in works:
-                if work.effects is not None:
-                    settling.effects(work, together=True)
+            for work in asking:
+                settling.effects(work, together=True)
             if not settling.write_together():
                 raise _Isolate
 
@@ -318,7 +326,7 @@ class Handling:
             raise error  # type: ignore[misc]
         if error is not None:
             raise _Isolate from error
-        settling.commit_works(works)
+        settling.commit_works(works, positions)
 
     def _is_the_world(self, error: BaseException | None) -> bool:
         """Not the fault of a user's statement: what raises a StoreError here is the store, or who keeps the state."""
@@ -403,6 +411,28 @@ class Handling:
 
 class _Isolate(Exception):
     """One of a group cannot be settled: roll back and settle each by itself."""
+
+
+def is_ordinary(work: Work) -> bool:
+    """Was it a new event, which nobody suspects, and was it applied?"""
+    return work.outcome is out.APPLIED and work.head is None and not work.alone
+
+
+class Group:
+    """What is done and is settled together. Made where the calls were: another core would have to fetch each one."""
+
+    __slots__ = ("asking", "positions", "works")
+
+    def __init__(self, works: list[Work]) -> None:
+        self.works = works
+        self.asking = [work for work in works if work.effects is not None]
+        applied = out.APPLIED
+        positions = [
+            work.position
+            for work in works  # is_ordinary, without the call; and the last of its lane
+            if work.outcome is applied and work.head is None and not (work.alone or work.chained)
+        ]
+        self.positions: list[int] | None = positions if len(positions) == len(works) else None  # all are ordinary
 
 
 class Round:

@@ -17,11 +17,11 @@ from redrive.observe import signals as sig
 from redrive.policy.lease import renew_at
 from redrive.runner import leases
 from redrive.runner.batch import Turn
-from redrive.runner.bridge import Bridge, answer, heard
+from redrive.runner.bridge import Bridge, answer, ask, heard
 from redrive.runner.budget import Budget
 from redrive.runner.controls import perform
 from redrive.runner.duty import DELAY_MAX, Duty, Work
-from redrive.runner.handle import Handling, Round
+from redrive.runner.handle import Group, Handling, Round
 from redrive.runner.joining import join
 from redrive.runner.keygate import KeyGate
 from redrive.runner.project import Projector
@@ -177,7 +177,7 @@ class HandlerLoop(Loop):
 
     def __init__(self, duty: Duty, bridge: Bridge, wake: Wake, *, threads: bool = True) -> None:
         super().__init__(duty, bridge, wake)
-        self.work = Handling(duty)
+        self.work = Handling(duty, partial(ask, asyncio.get_running_loop()) if threads else None)
         self.desk = self.work.desk
         self._delayed: dict[Work, asyncio.TimerHandle] = {}
         self._over: set[int] = set()  # letters that the retry budget does not cover, and that are to be buried
@@ -214,10 +214,10 @@ class HandlerLoop(Loop):
         await self.renew_if_due()
         for work in self.work.stuck(self._monotonic()):
             self._staff.interrupt(work)
-        group = [] if self._staff.gathers else self._take_outbox()
+        group = Group([] if self._staff.gathers else self._take_outbox())
         room = 0 if self.stopping else self.work.room()
         due = [] if self.stopping else await self._take_due()
-        paused, asked = self.duty.paused, bool(group or due or (room and not self._is_dry))
+        paused, asked = self.duty.paused, bool(group.works or due or (room and not self._is_dry))
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
         gate = self.work.gate
         shut = gate is not None and gate.watches  # others, or an operator, may know better by now
@@ -226,7 +226,8 @@ class HandlerLoop(Loop):
             taken = self._learn(group, result)
             self._is_dry = room > 0 and not result.events
             freed = (paused and not self.duty.paused) or (held and self.work.room() > 0)
-            asked = bool(group or result.letters or taken or freed)
+            asked = bool(group.works or result.letters or taken or freed)
+            group.works.clear()  # here, where they were made: who wrote them down may still hold the list
         if self.duty.controls and not self.stopping:
             await self.bridge.run(lambda: perform(self.duty, self.desk.busy))
         await self._hand_out()
@@ -245,13 +246,13 @@ class HandlerLoop(Loop):
             return self.desk.is_all_ready
         return len(self.desk) == 0 and not self.has_due()
 
-    async def _hop(self, group: list[Work], room: int, due: list[Any]) -> Round:
+    async def _hop(self, group: Group, room: int, due: list[Any]) -> Round:
         try:
             return await self.bridge.run(lambda: self.work.round(group, room, due))
         except BaseException:
             for lane, head in due:  # not run: still due
                 self.duty.lanes.put(lane, head)
-            self.desk.outbox.extendleft(reversed(group))
+            self.desk.outbox.extendleft(reversed(group.works))
             raise
 
     def _take_outbox(self) -> list[Work]:
@@ -282,7 +283,7 @@ class HandlerLoop(Loop):
         shut = gate is not None and gate.is_shut and bool(self.desk.ready)
         return shut or (not self._budget.buries and self._budget.pause() > 0)
 
-    def _learn(self, group: list[Work], result: Round) -> int:
+    def _learn(self, group: Group, result: Round) -> int:
         """After the commit: free the lanes, queue what was read; how many events were taken in."""
         _forget_outcomes(result.bad)
         kept = {work for work, _ in result.reruns}
@@ -293,7 +294,10 @@ class HandlerLoop(Loop):
         for work in result.deferred:
             kept.add(work)
             self._give_back(work)
-        self.desk.free_all([work for work in group if work not in kept] if kept else group)
+        if kept:
+            self.desk.free_all([work for work in group.works if work not in kept])
+        else:
+            self.desk.free_all(group.works, ordinary=group.positions is not None)
         if result.halt:
             self.work.halt = result.halt
         self.work.take_letters(result.letters, self._over)
@@ -387,7 +391,7 @@ class HandlerLoop(Loop):
         """Settle what is finished, and what has had its time; the rest is given back by not being settled."""
         late = self.work.give_up(self._monotonic())
         while self.desk.outbox:
-            group = [work for work in self._take_outbox() if work not in late]  # it may return at this moment
+            group = Group([work for work in self._take_outbox() if work not in late])  # it may return at this moment
             result: Round = await self.bridge.run(lambda group=group: self.work.round(group, 0, []))  # type: ignore[misc]
             _forget_outcomes(result.bad)
 

@@ -127,10 +127,9 @@ class Settling:
         self.applied += count
         self._last = last or self._last
 
-    def commit_works(self, works: Sequence[Work]) -> None:
-        """Handlers applied these at intake and asked for nothing else."""
+    def commit_works(self, works: Sequence[Work], positions: Sequence[int]) -> None:
+        """Handlers applied these at intake, and these are their positions."""
         if works:
-            positions = [work.position for work in works]
             self.applied += len(works)
             self.settled.update(positions)
             highest = max(positions)

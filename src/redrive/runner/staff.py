@@ -17,6 +17,7 @@ from msgspec.structs import force_setattr
 
 from redrive.context import LiveCtx
 from redrive.policy import outcome as out
+from redrive.runner.bridge import ask
 from redrive.runner.call import attempt_all, attempt_works
 from redrive.runner.duty import Work
 from redrive.runner.handle import Handling
@@ -121,10 +122,9 @@ class Staff:
             ctx._over = True
             if work.error is None and not ctx.touched and not work.timed_out:  # once more
                 work.ctx, work.outcome = None, applied
+                force_setattr(work.event, "_data", UNSET)  # type: ignore[arg-type]  # forget, without the call
             else:
                 called(work)
-            if work.outcome is applied:  # nobody asks for its data again: what it takes is free for the next one
-                force_setattr(work.event, "_data", UNSET)  # type: ignore[arg-type]  # forget, without the call
             outbox.append(work)
             del running[work]
             if gate is not None and gate.called(work):
@@ -234,22 +234,16 @@ class ThreadStaff(Staff):
             self._call()
 
     def _begin_waiting(self) -> None:
-        self._tell(self._set_alarm)
+        ask(self._loop, self._set_alarm)
 
     def _call(self) -> None:
         if not self._called:
             self._called = True
-            self._tell(self._hear)
+            ask(self._loop, self._hear)
 
     def _hear(self) -> None:
         self._called = False
         self._ring()
-
-    def _tell(self, what: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(what)
-        except RuntimeError:  # the event loop is closed: the process ends
-            return
 
     async def close(self) -> None:
         """Wait for those that still run: their keys are busy, and nobody may take the events up before."""

@@ -62,12 +62,43 @@ class Ahead(Generic[T]):
         """This came of it."""
         self._answers.put((result, error))
 
+    @property
+    def is_there(self) -> bool:
+        """Need nobody wait for the result?"""
+        return not self._answers.empty()
+
     def result(self) -> T:
         """What was read, once."""
         result, error = self._answers.get()
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
+
+
+class Offer(Ahead[T]):
+    """A step that is done by whoever comes first: who was asked to, or who wants what comes of it.
+
+    So nobody waits for one who is asked and has no time. Who was asked should not have to wait within it.
+    """
+
+    __slots__ = ("_job", "_left")
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        super().__init__()
+        self._job, self._left = job, [True]
+
+    def take_up(self) -> None:
+        """Do it, unless somebody has begun. From any thread."""
+        try:
+            self._left.pop()  # one of two threads gets it
+        except IndexError:
+            return
+        run_here(self._job, self.hear)
+
+    def result(self) -> T:
+        """What came of it, once; if nobody has begun, it is done now."""
+        self.take_up()
+        return super().result()
 
 
 class NoLookout(Lookout):

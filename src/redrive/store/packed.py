@@ -6,7 +6,7 @@ Row after row, each step would give the lock up and has to win it back from whoe
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,13 @@ _Packed = tuple[int, str, str, str | None, int | None, int, int, str | None, int
 _unpacked = msgspec.json.Decoder(list[_Packed]).decode
 
 
-Packed = tuple[Any, Any]  # a text of all rows, and their data; taken apart by `unpacked`
+class Packed(NamedTuple):
+    """Events as they were read; taken apart by `unpacked`."""
+
+    rows: Any  # one text
+    data: Any  # one piece
+    size: int  # how many events
+    last: int | None  # the highest position
 
 
 def packed_after(sql: Sql, log: int, position: int, limit: int, span: int | None = None) -> Packed | None:
@@ -37,18 +43,19 @@ def packed_after(sql: Sql, log: int, position: int, limit: int, span: int | None
     except sqlite3.DataError:
         return None
     assert row is not None
-    return row[0], row[1] or b""
+    rows, data, size, last = row
+    return Packed(rows, data or b"", size, last)
 
 
 def unpacked(packed: Packed | None, types: EventTypes) -> list[Event[Any]]:
     """What `events_after` finds, or the first of it; nothing of what has to be read row by row."""
     if packed is None:
         return []
-    (text, data), at = packed, 0
+    data, at = packed.data, 0
     try:
         events: list[Event[Any]] = [
             Event(a, b, c, d, e, f, g, None if h is None else h.encode(), data[at : (at := at + size)], types)
-            for a, b, c, d, e, f, g, h, size in _unpacked(text)
+            for a, b, c, d, e, f, g, h, size in _unpacked(packed.rows)
         ]
     except NOT_JSON:  # headers that are no text cannot be packed
         return []

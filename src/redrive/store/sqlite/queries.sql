@@ -59,9 +59,9 @@ WHERE l.id = ?1 AND e.log = l.id AND e.position >= l.landed_from AND e.version I
 ORDER BY 1 LIMIT ?4
 
 -- name: events_packed
--- What `events_after` finds as one JSON text, and all their data in one piece: one step.
+-- What `events_after` finds as one JSON text, and all their data in one piece: one step. How many, and up to where.
 SELECT CAST(json_group_array(json_array(position, id, type, key, version, schema, time_us, CAST(headers AS TEXT), length(data)))
-            AS BLOB), CAST(group_concat(data, '') AS BLOB)
+            AS BLOB), CAST(group_concat(data, '') AS BLOB), count(*), max(position)
 FROM (SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
       WHERE log = ? AND position > ? ORDER BY position LIMIT ?)
 
@@ -69,7 +69,7 @@ FROM (SELECT position, id, type, key, version, schema, time_us, headers, data FR
 -- The same of all that lies among some positions, as it lies there: to have them numbered, and sorted as they are, in an
 -- inner statement would copy each value once more.
 SELECT CAST(json_group_array(json_array(position, id, type, key, version, schema, time_us, CAST(headers AS TEXT), length(data)))
-            AS BLOB), CAST(group_concat(data, '') AS BLOB)
+            AS BLOB), CAST(group_concat(data, '') AS BLOB), count(*), max(position)
 FROM redrive_events NOT INDEXED WHERE log = ? AND position > ? AND position <= ?
 
 -- name: events_near
