@@ -24,15 +24,15 @@ def emit_near(sql: Sql, log: int, events: Sequence[NewEvent], known: Versions) -
     rows = _counted(events, known.of(sql, log, keys, last))
     if {row[6] for row in rows} == {None}:  # no headers, as nearly always, and each value less makes it faster
         rows = [(*row[:6], row[7]) for row in rows]
-        count = sql.put_all("emission_insert_plain", rows, (log,))
+        count = sql.put_all("emission_insert_plain", rows, (log,)).size
     else:
-        count = sql.put_all("emission_insert", rows, (log,))
+        count = sql.put_all("emission_insert", rows, (log,)).size
     if count != len(rows):
         sql.run("emitted_above", (log, last))
         versions = known.of(sql, log, keys, last)
         for event in events:
             before = versions.get(event.key)  # type: ignore[arg-type]
-            if not sql.put_all("emission_insert", _counted([event], versions), (log,)) and before is not None:
+            if not sql.put_all("emission_insert", _counted([event], versions), (log,)).size and before is not None:
                 versions[event.key] = before  # type: ignore[index]
     upto: int = sql.value("log_last", (log,))
     known.counted(upto, ())

@@ -62,9 +62,10 @@ def append_new(
         rows: list[Row] = [(log, e.id, e.type, e.key, e.time_us, e.data_raw) for e in events]
     else:
         rows = [(log, e.id, e.type, e.key, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events]
-    if sql.put_all("event_land_plain" if is_plain else "event_land", rows) != len(rows):
+    put = sql.put_all("event_land_plain" if is_plain else "event_land", rows)
+    if put.size != len(rows):
         return None
-    position: int = sql.value("log_last", (log,))
+    position: int = sql.value("log_last", (log,)) if put.last is None else put.last
     names.spans.passed(position)
     if sql.is_far:  # others may number theirs in between, and a server may come back without what it has committed
         return Appended(position, above, [])

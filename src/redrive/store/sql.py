@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Params = Mapping[str, Any] | Sequence[Any]
 Row = tuple[Any, ...]
@@ -82,6 +82,13 @@ def _in_a_row(rows: Sequence[Row]) -> list[Any]:
     return values
 
 
+class Put(NamedTuple):
+    """How many rows were inserted, and the key of the last one, if all were and the store tells."""
+
+    size: int
+    last: int | None
+
+
 class Sql:
     """Run named statements on one connection."""
 
@@ -144,18 +151,19 @@ class Sql:
             done += count
         return keys
 
-    def put_all(self, name: str, rows: Sequence[Row], shared: Row = ()) -> int:
-        """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted.
+    def put_all(self, name: str, rows: Sequence[Row], shared: Row = ()) -> Put:
+        """Insert rows in order, by such a statement that leaves out what is there already.
 
         `shared`: values of numbered parameters that are the same for all rows; each is bound once.
         """
-        insert, count, done = self.queries[name], 0, 0
+        insert, count, done, last = self.queries[name], 0, 0, None
         while done < len(rows):
             width = min(1 << (len(rows) - done).bit_length() - 1, INSERT_MAX)
             values = [*shared, *_in_a_row(rows[done : done + width])]
-            count += self.connection.execute(_widened(insert, width), values).rowcount
+            cursor = self.connection.execute(_widened(insert, width), values)
+            count, last = count + cursor.rowcount, cursor.lastrowid
             done += width
-        return count
+        return Put(count, last if count == done else None)
 
     def insert(self, name: str, rows: Sequence[Row]) -> None:
         """Insert rows in order, of which nobody wants to know the keys."""

@@ -22,7 +22,7 @@ from redrive.store.postgres.connection import Connection, RawNoting, is_nul
 from redrive.store.postgres.params import Statement, translate
 from redrive.store.postgres.pipe import Pipe, Sent
 from redrive.store.postgres.queries import queries
-from redrive.store.sql import Params, Row, Sql
+from redrive.store.sql import Params, Put, Row, Sql
 
 NUL = "Postgres cannot store U+0000 in a text: leave it out of keys, ids and names"
 
@@ -135,10 +135,9 @@ class PostgresSql(Sql):
         """Insert rows in order, by a statement that takes a list for each column, and return their keys."""
         return [key for (key,) in self._execute(name, _columns(rows)).fetchall()] if rows else []
 
-    def put_all(self, name: str, rows: Sequence[Row], shared: Row = ()) -> int:
-        """Insert rows in order, by such a statement that leaves out what is there already; how many were inserted."""
-        count: int = self._execute(name, _columns(rows)).rowcount if rows else 0
-        return count
+    def put_all(self, name: str, rows: Sequence[Row], shared: Row = ()) -> Put:
+        """Insert rows in order, by such a statement that leaves out what is there already."""
+        return Put(self._execute(name, _columns(rows)).rowcount if rows else 0, None)
 
     def insert(self, name: str, rows: Sequence[Row]) -> None:
         """Insert rows in order, by a statement that takes a list for each column; nobody has to wait for it."""
