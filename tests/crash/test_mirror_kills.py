@@ -16,7 +16,7 @@ from processes import Zygote
 
 from redrive import mirrors
 from redrive.failpoints import NAMES
-from redrive.mirrors.files import paths
+from redrive.mirrors.folders import paths
 from redrive.redis.letters import read
 
 KILLS = 4

@@ -10,7 +10,7 @@ import pytest
 
 from redrive import mirrors
 from redrive.cli import main
-from redrive.mirrors.files import paths
+from redrive.mirrors.folders import paths
 from tests.mirrors.conftest import Shop
 
 WHY = ["--reason", "the database is gone"]

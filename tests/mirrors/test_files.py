@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redrive import App, UsageError, mirrors
-from redrive.mirrors.files import LetterFiles, paths
+from redrive.mirrors.folders import LetterFiles, paths
 from redrive.testing.crashing import Crashed
 from redrive.testing.failpoints import failpoint
 from tests.mirrors.conftest import told

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from redrive import App, Event, Reject, Tx, mirrors
-from redrive.mirrors.files import paths
+from redrive.mirrors.folders import paths
 from redrive.mirrors.reading import read
 from redrive.redis import LetterIndex, LetterStream, Stream
 from redrive.replay.bringing import Brought, bring_back

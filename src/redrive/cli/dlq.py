@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from redrive.replay.select import Selection
 
 COMMANDS = {
-    "list": "dlq:list_letters",
-    "show": "dlq:show",
-    "stats": "dlq:stats",
-    "replay": "deeds:replay",
-    "edit": "edit:edit",
-    "discard": "deeds:discard",
-    "resolve": "deeds:resolve",
-    "note": "dlq:note",
-    "export": "carry:export_letters",
-    "import": "carry:import_letters",
-    "replay-all": "deeds:replay_all",
-    "purge": "deeds:purge",
+    "list": ("dlq:list_letters", "Dead letters at the head of their lane, oldest first."),
+    "show": ("dlq:show", "One letter: its event, its error, every attempt, who waits, what was done."),
+    "stats": ("dlq:stats", "How many letters there are and were, from counters."),
+    "replay": ("deeds:replay", "Send dead letters round once more: one attempt each, then dead again."),
+    "edit": ("edit:edit", "Give letters other data."),
+    "discard": ("deeds:discard", "Give letters up for good; what waits behind them runs."),
+    "resolve": ("deeds:resolve", "What these letters ask for was done elsewhere: close them, and let others go on."),
+    "note": ("dlq:note", "Write down what is known about a cause; it is shown with it from now on."),
+    "export": ("carry:export_letters", "Dead letters with their data as JSON lines, nothing redacted."),
+    "import": ("carry:import_letters", "Take the data of exported letters back, as edits; or letters from a mirror."),
+    "replay-all": ("deeds:replay_all", ""),
+    "purge": ("deeds:purge", ""),
 }
 SHOWN = 20
 

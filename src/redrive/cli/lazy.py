@@ -1,4 +1,7 @@
-"""Groups whose commands are imported when they are asked for: `redrive status` need not load what replays."""
+"""Groups whose commands are imported when they are asked for: `redrive status` need not load what replays.
+
+What each is for stands beside its place, once more: to list them would be to load all there is.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ _OTHER_WORDS = {
 class Commands(click.Group):
     """Commands by name, each `module:attribute` of this package; one that is mistyped gets the nearest named."""
 
-    def __init__(self, *arguments: Any, table: Mapping[str, str], **options: Any) -> None:
+    def __init__(self, *arguments: Any, table: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        """`table`: by name, the place of each, and the first sentence of its help; "" for one that is not listed."""
         super().__init__(*arguments, **options)
         self._table = table
 
@@ -30,12 +34,19 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one."""
-        place = self._table.get(cmd_name)
-        if place is None:
+        if cmd_name not in self._table:
             return None
-        module, _, name = place.partition(":")
+        module, _, name = self._table[cmd_name][0].partition(":")
         found: click.Command = getattr(importlib.import_module(f"redrive.cli.{module}"), name)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does it, without importing any."""
+        listed = {name: text for name, (_, text) in self._table.items() if text}
+        room = formatter.width - 6 - max(map(len, listed))
+        with formatter.section("Commands"):
+            short = [click.Command(name, help=text).get_short_help_str(room) for name, text in listed.items()]
+            formatter.write_dl([*zip(listed, short, strict=True)])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

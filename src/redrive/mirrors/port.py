@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from redrive.errors import UsageError
 from redrive.event import check_type
-from redrive.mirrors.entry import Entry
+
+if TYPE_CHECKING:
+    from redrive.mirrors.entry import Entry
 
 LETTERS = "(all letters)"  # what mirrors read, where others name a log; no log can be called so
 

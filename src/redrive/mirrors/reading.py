@@ -8,8 +8,8 @@ from pathlib import Path
 
 from redrive.errors import UsageError
 from redrive.mirrors.entry import Entry
-from redrive.mirrors.files import paths
-from redrive.mirrors.files import read as read_files
+from redrive.mirrors.folders import paths
+from redrive.mirrors.folders import read as read_files
 from redrive.mirrors.lines import BEGINNING, Damage
 
 _LOOK = 65_536  # bytes

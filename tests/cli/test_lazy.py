@@ -1,0 +1,52 @@
+"""Commands are listed without being loaded, in their own words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from redrive.cli import cli
+from redrive.cli.lazy import Commands
+
+
+def groups(group: click.Group, path: str = "redrive") -> Iterator[tuple[str, Commands]]:
+    """Every group that loads its commands when they are asked for."""
+    if isinstance(group, Commands):
+        yield path, group
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from groups(command, f"{path} {name}")
+
+
+@pytest.mark.parametrize(("path", "group"), [pytest.param(*found, id=found[0]) for found in groups(cli)])
+def test_what_is_listed_of_a_command_is_what_it_says_of_itself(path: str, group: Commands) -> None:
+    context = click.Context(group)
+    for name, (_, text) in group._table.items():
+        command = group.get_command(context, name)
+        assert command is not None
+        assert text == ("" if command.hidden else command.get_short_help_str(10_000)), f"{path} {name}"
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+@pytest.mark.parametrize(("path", "group"), [pytest.param(*found, id=found[0]) for found in groups(cli)])
+def test_they_are_listed_as_click_would(path: str, group: Commands, width: int) -> None:
+    context = click.Context(group)
+    ours, clicks = click.HelpFormatter(width=width), click.HelpFormatter(width=width)
+    group.format_commands(context, ours)
+    click.Group.format_commands(group, context, clicks)
+    assert ours.getvalue() == clicks.getvalue() != ""
+
+
+def test_help_loads_no_command() -> None:
+    program = (
+        "import sys; from redrive.cli import cli; cli.main(['--help'], standalone_mode=False); "
+        "print(sorted(name for name in sys.modules if name.startswith(('redrive.cli.', 'asyncio', 'redrive.replay'))))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "['redrive.cli.lazy', 'redrive.cli.render']"
