@@ -38,7 +38,7 @@ from redrive.policy.progress import Plan, Window
 from redrive.runner.bridge import Bridge
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Engine, Work
-from redrive.runner.handle import Handling, Round
+from redrive.runner.handle import Group, Handling, Round
 from redrive.runner.leases import lease_of
 from redrive.runner.scheduling import Look
 from redrive.runner.settle import Settling, tell
@@ -276,7 +276,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
                 freed.add(id(work))
                 self.desk.free(work)
 
-    def rest(self: Desk, works: list[Work]) -> None:
+    def rest(self: Desk, works: list[Work], *, ordinary: bool = False) -> None:
         free_all(self, [work for work in works if id(work) not in freed])
         freed.difference_update(map(id, works))
 
@@ -435,15 +435,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     settle, write = Handling._settle, Handling._write
 
-    def crude(self: Handling, group: list[Work], result: Round) -> None:
+    def crude(self: Handling, group: Group, result: Round) -> None:
         try:
             settling = write(self, group, result, isolate=False)
         except redrive.runner.handle._Isolate:
-            good = [work for work in group if work.outcome is out.APPLIED and work.effects is not None]
+            good = [work for work in group.works if work.outcome is out.APPLIED and work.effects is not None]
             if len(good) < 2:
                 settle(self, group, result)
                 return
-            settle(self, [work for work in group if work not in good[1:]], result)
+            settle(self, Group([work for work in group.works if work not in good[1:]]), result)
             result.reruns += [(work, 0.01) for work in good[1:]]
             return
         settling.learn(0.0)
