@@ -67,6 +67,9 @@ FAILING_STORE: dict[str, Any] = {
     "faults": Faults(error=0.15, unknown=0.15),
 }  # fmt: skip
 SICK_DISK = Faults(midway=0.1)
+POWER_CUTS: dict[str, Any] = {  # right after a letter has died: 76 seeds elsewhere, 2 here
+    "kind": "projection", "emit": False, "poison": 0.3, "faults": Faults(power=0.2),
+}  # fmt: skip
 TAKE_OVERS = Faults(stall=0.6, chaos=1.0)
 STATES: dict[str, Any] = {
     "kind": "async", "order": "none", "state": True, "wraps": True, "keys": 1, "concurrency": 3, "call": 0.1,
@@ -140,7 +143,7 @@ def hunt(planted: Mutant, patch: pytest.MonkeyPatch, record: Callable[[str, obje
 # ---------------------------------------------------------------- 1: fence and dedup
 
 
-@mutant("the fence ignores the epoch", "1")
+@mutant("the fence ignores the epoch", "1", **OVERSLEEPERS)
 def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "fence", "AND epoch = ?", "AND ? >= 0")
     rewrite(patch, "advance", "AND epoch = :epoch", "AND :epoch >= 0")
@@ -178,7 +181,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "fence", "AND position = ?", "AND ? >= 0")
 
 
-@mutant("an unknown commit is done again, done rows are not looked at", "1", kind="async", concurrency=3, call=0.1)
+@mutant("an unknown commit is done again, done rows are not looked at", "1", **FAILING_STORE)
 def _(patch: pytest.MonkeyPatch) -> None:
     def move(self: Done, member: int, add: Any, floor: int, expected: int) -> None:
         known = set(self.all(member))
@@ -415,7 +418,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimStore, "append_group", lazy)
 
 
-@mutant("a dead letter is announced before it is durable", "12", kind="projection", emit=False, poison=0.3)
+@mutant("a dead letter is announced before it is durable", "12", **POWER_CUTS)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SqliteStore, "sync", lambda self: None)
 
@@ -474,7 +477,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(redrive.runner.duty, "rebased", believe)
 
 
-@mutant("a letter that cannot be written is dropped", "24", poison=0.3, faults=SICK_DISK)
+@mutant("a letter that cannot be written is dropped", "24", poison=0.5, faults=Faults(midway=0.3))
 def _(patch: pytest.MonkeyPatch) -> None:
     add = Letters.add
 
