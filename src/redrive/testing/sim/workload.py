@@ -30,7 +30,7 @@ from redrive.testing.sim.seen import NAME, Planned
 from redrive.testing.sim.world import World
 
 COLUMNS = "seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, key TEXT, edits INTEGER NOT NULL"
-# The last one is made anew by a reset: in these words and this place it is as it was, and the connection serves another.
+# A reset makes the last one anew: in these words and this place it is what it was, and another world may have it.
 TABLES = f"""CREATE TABLE tail (seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL);
 CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1));
 CREATE TABLE "effects" ({COLUMNS})"""
