@@ -38,7 +38,7 @@ from redrive.policy.progress import Plan, Window
 from redrive.runner.bridge import Bridge
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Engine, Work
-from redrive.runner.handle import Handling, Round
+from redrive.runner.handle import Group, Handling, Round
 from redrive.runner.leases import lease_of
 from redrive.runner.scheduling import Look
 from redrive.runner.settle import Settling, tell
@@ -67,6 +67,9 @@ FAILING_STORE: dict[str, Any] = {
     "faults": Faults(error=0.15, unknown=0.15),
 }  # fmt: skip
 SICK_DISK = Faults(midway=0.1)
+POWER_CUTS: dict[str, Any] = {  # right after a letter has died: 76 seeds elsewhere, 2 here
+    "kind": "projection", "emit": False, "poison": 0.3, "faults": Faults(power=0.2),
+}  # fmt: skip
 TAKE_OVERS = Faults(stall=0.6, chaos=1.0)
 STATES: dict[str, Any] = {
     "kind": "async", "order": "none", "state": True, "wraps": True, "keys": 1, "concurrency": 3, "call": 0.1,
@@ -140,7 +143,7 @@ def hunt(planted: Mutant, patch: pytest.MonkeyPatch, record: Callable[[str, obje
 # ---------------------------------------------------------------- 1: fence and dedup
 
 
-@mutant("the fence ignores the epoch", "1")
+@mutant("the fence ignores the epoch", "1", **OVERSLEEPERS)
 def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "fence", "AND epoch = ?", "AND ? >= 0")
     rewrite(patch, "advance", "AND epoch = :epoch", "AND :epoch >= 0")
@@ -178,7 +181,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "fence", "AND position = ?", "AND ? >= 0")
 
 
-@mutant("an unknown commit is done again, done rows are not looked at", "1", kind="async", concurrency=3, call=0.1)
+@mutant("an unknown commit is done again, done rows are not looked at", "1", **FAILING_STORE)
 def _(patch: pytest.MonkeyPatch) -> None:
     def move(self: Done, member: int, add: Any, floor: int, expected: int) -> None:
         known = set(self.all(member))
@@ -276,7 +279,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
                 freed.add(id(work))
                 self.desk.free(work)
 
-    def rest(self: Desk, works: list[Work]) -> None:
+    def rest(self: Desk, works: list[Work], *, ordinary: bool = False) -> None:
         free_all(self, [work for work in works if id(work) not in freed])
         freed.difference_update(map(id, works))
 
@@ -415,7 +418,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimStore, "append_group", lazy)
 
 
-@mutant("a dead letter is announced before it is durable", "12", kind="projection", emit=False, poison=0.3)
+@mutant("a dead letter is announced before it is durable", "12", **POWER_CUTS)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SqliteStore, "sync", lambda self: None)
 
@@ -435,15 +438,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     settle, write = Handling._settle, Handling._write
 
-    def crude(self: Handling, group: list[Work], result: Round) -> None:
+    def crude(self: Handling, group: Group, result: Round) -> None:
         try:
             settling = write(self, group, result, isolate=False)
         except redrive.runner.handle._Isolate:
-            good = [work for work in group if work.outcome is out.APPLIED and work.effects is not None]
+            good = [work for work in group.works if work.outcome is out.APPLIED and work.effects is not None]
             if len(good) < 2:
                 settle(self, group, result)
                 return
-            settle(self, [work for work in group if work not in good[1:]], result)
+            settle(self, Group([work for work in group.works if work not in good[1:]]), result)
             result.reruns += [(work, 0.01) for work in good[1:]]
             return
         settling.learn(0.0)
@@ -474,7 +477,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(redrive.runner.duty, "rebased", believe)
 
 
-@mutant("a letter that cannot be written is dropped", "24", poison=0.3, faults=SICK_DISK)
+@mutant("a letter that cannot be written is dropped", "24", poison=0.5, faults=Faults(midway=0.3))
 def _(patch: pytest.MonkeyPatch) -> None:
     add = Letters.add
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +15,22 @@ from redrive.testing.sim.disk import Disk
 from redrive.testing.sim.fate import Fate
 from redrive.testing.sim.options import Faults, Options
 from redrive.testing.sim.process import Crash, Process
+from redrive.testing.sim.seen import (
+    ECHOES,
+    EFFECTS,
+    LETTERS,
+    MARKS,
+    PROGRESS,
+    SKIPPED,
+    STATES,
+    TABLES,
+    WAITING,
+    Seen,
+    Sight,
+)
 from redrive.testing.sim.workload import Workload
 from redrive.testing.sim.world import World
+from redrive.testing.simulator import simulate
 
 TABLE = "CREATE TABLE entries (n INTEGER)"
 COUNTED = "CREATE TABLE entries (n INTEGER PRIMARY KEY AUTOINCREMENT)"  # which SQLite notes in a table of its own
@@ -212,6 +227,46 @@ def test_a_statement_fails_as_on_a_full_disk(rolls_back: bool) -> None:
                 tx.connection.execute("INSERT INTO entries VALUES (3)")
             tx.control("BEGIN IMMEDIATE -- redrive")  # so that the block can end
     disk.close()
+
+
+def test_what_is_not_read_again_has_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every commit of some schedules a fresh look finds what the other one has kept."""
+    looks, look = [0], Sight.look
+
+    def compare(self: Sight) -> Seen:
+        seen = look(self)
+        afresh = Sight(self._disk)
+        afresh._forgotten = self._forgotten
+        assert look(afresh) == seen
+        looks[0] += 1
+        return seen
+
+    monkeypatch.setattr(Sight, "look", compare)
+    for kind in ("projection", "batch", "async", "sync"):
+        for seed in range(6):
+            assert not simulate(seed, kind=kind, operate_every=0.15, emit=True).violation
+    assert looks[0] > 1_000
+
+
+def test_all_tables_that_are_looked_at_are_known_and_no_trigger_writes_to_them() -> None:
+    """Whatever a query reads, the tables behind a view included, SQLite asks the authorizer for."""
+    disk, read = Disk(Workload.tables), set[str]()
+
+    def note(action: int, table: str | None, *_: Any) -> int:
+        if action == sqlite3.SQLITE_READ and table:
+            read.add(table)
+        return sqlite3.SQLITE_OK
+
+    views = {name for (name,) in disk.rows("SELECT name FROM sqlite_schema WHERE type = 'view'")}
+    triggers = [sql for (sql,) in disk.rows("SELECT sql FROM sqlite_schema WHERE type = 'trigger'")]
+    sqlite3.Connection.set_authorizer(disk.connection, note)  # and every statement is prepared again
+    for query in (PROGRESS, MARKS, LETTERS, EFFECTS, STATES, ECHOES, WAITING, SKIPPED):
+        disk.rows(query, *[1] * ("?" in query))
+    assert read - views - {"octal"} == TABLES
+    bodies = [re.sub(r"(?i)\bdo update\b", "", sql.partition("BEGIN")[2]) for sql in triggers]
+    hit = {table for body in bodies for table in re.findall(r"(?i)(?:insert into|update|delete from) (\w+)", body)}
+    assert len(hit) > 4 and not hit & TABLES
+    disk.close(somebody_is_left=True)
 
 
 CORRUPTIONS: dict[str, tuple[str, str]] = {

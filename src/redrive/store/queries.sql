@@ -259,18 +259,20 @@ SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.k
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription WHERE l.id = :id
 
 -- name: letters_page
+-- A state that is cast is no longer compared with those of partial indexes, for which SQLite would plan anew each time.
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
        l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
-WHERE l.state = :state AND l.id > :after ORDER BY l.id LIMIT :limit
+WHERE l.state = CAST(:state AS TEXT) AND l.id > :after ORDER BY l.id LIMIT :limit
 
 -- name: letters_page_of
+-- Cast as in letters_page.
 SELECT l.id, s.name, l.subscription, l.position, l.lane, l.event_id, l.type, l.key, l.state, l.reason, l.rev, l.attempts,
        l.replaying, l.due_at, l.parked_at, l.first_failed_at, l.last_failed_at, l.error_type, l.error_message, l.fingerprint,
        l.edits, l.touched_at, l.resolved_by, s.source, l.dependency, l.auto_replays
 FROM redrive_letters l JOIN redrive_subscriptions s ON s.id = l.subscription
-WHERE l.state = :state AND l.subscription = :subscription AND l.id > :after ORDER BY l.id LIMIT :limit
+WHERE l.state = CAST(:state AS TEXT) AND l.subscription = :subscription AND l.id > :after ORDER BY l.id LIMIT :limit
 
 -- name: letters_waiting
 -- How many open letters wait behind this one: behind a head the rest of its lane, behind another they are counted.

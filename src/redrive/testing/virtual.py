@@ -7,6 +7,7 @@ for something that will never come, and `Deadlock` says who. Single-threaded: no
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import selectors
 from collections import deque
@@ -17,6 +18,8 @@ from redrive.errors import UsageError
 
 T = TypeVar("T")
 
+STEP_MAX = 86_400.0  # seconds by which the clock moves in one turn, at most, as in asyncio
+TIMERS_MANY = 100  # from so many on, cancelled ones are worth a look, as in asyncio
 EPOCH = 1_767_225_600.0  # 2026-01-01T00:00:00Z: where virtual wall time begins
 
 
@@ -59,17 +62,9 @@ class FakeClock:
 
 
 class _NoSelector(selectors.BaseSelector):
-    """Instead of waiting for sockets, lets the clock run."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self._clock = clock
-        self.explain: Callable[[], str] = str
+    """There are no sockets to wait for; the loop itself lets the clock run."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise Deadlock(self.explain())
-        if timeout > 0:
-            self._clock.advance(timeout)
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -86,23 +81,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Runs coroutines on a `FakeClock`; the order of equally timed callbacks is the order of scheduling."""
 
     _ready: deque[asyncio.Handle]
+    _scheduled: list[Any]
     _stopping: bool
-    _run_once: Callable[[], None]
+    _timer_cancelled_count: int
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()
-        selector = _NoSelector(self.clock)
-        super().__init__(selector)
-        selector.explain = self._who_waits
-
-    @property
-    def _clock_resolution(self) -> float:
-        """Rounding must never leave a timer a hair before its time; after a year a nanosecond is less than a hair."""
-        return _hair(self.clock._elapsed)
-
-    @_clock_resolution.setter
-    def _clock_resolution(self, real: float) -> None:
-        pass
+        super().__init__(_NoSelector())
 
     def time(self) -> float:
         return self.clock._elapsed
@@ -113,6 +98,40 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if delay > 0:
             delay = max(delay, 2 * _hair(now))
         return self.call_at(now + delay, callback, *args, context=context)
+
+    def _run_once(self) -> None:
+        """One turn, as asyncio does it but for the sockets: a schedule has a thousand turns, and none of them has any.
+
+        When nothing is ready the clock moves on; rounding must never leave a timer a hair before its time.
+        """
+        self._drop_cancelled()
+        ready, scheduled, clock = self._ready, self._scheduled, self.clock
+        if not ready and not self._stopping:
+            if not scheduled:
+                raise Deadlock(self._who_waits())
+            clock.advance(min(max(0.0, scheduled[0]._when - clock._elapsed), STEP_MAX))
+        due = clock._elapsed + _hair(clock._elapsed)
+        while scheduled and scheduled[0]._when < due:
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):  # not those that come meanwhile: they are the next turn's
+            handle: Any = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _drop_cancelled(self) -> None:
+        """Timers that nobody waits for any more: those that are next, or all of them when they are most."""
+        scheduled = self._scheduled
+        if len(scheduled) > TIMERS_MANY and self._timer_cancelled_count * 2 > len(scheduled):
+            for timer in scheduled:
+                timer._scheduled = not timer._cancelled
+            scheduled[:] = [timer for timer in scheduled if not timer._cancelled]
+            heapq.heapify(scheduled)
+            self._timer_cancelled_count = 0
+        while scheduled and scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            heapq.heappop(scheduled)._scheduled = False
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """On this thread, at the next turn: another thread would bring chance back."""

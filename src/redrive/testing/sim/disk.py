@@ -21,14 +21,20 @@ class SickConnection(sqlite3.Connection):
     gives_up: Callable[[], None] | None = None  # what SQLite does to the transaction when it happens
     guard: Callable[..., int] | None = None  # of the world it serves at present
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.asked: set[str] = set()  # statements, until somebody has looked which they are
+
     def execute(self, *args: Any) -> sqlite3.Cursor:
         if self.countdown:
             self._count()
+        self.asked.add(args[0])
         return super().execute(*args)
 
     def executemany(self, *args: Any) -> sqlite3.Cursor:
         if self.countdown:
             self._count()
+        self.asked.add(args[0])
         return super().executemany(*args)
 
     def set_authorizer(self, guard: Callable[..., int] | None) -> None:
@@ -142,6 +148,11 @@ class Disk:
         """Look at the committed state."""
         found: list[tuple[Any, ...]] = sqlite3.Connection.execute(self.connection, sql, parameters).fetchall()
         return found
+
+    def asked(self) -> set[str]:
+        """The statements since the last time."""
+        asked, self.connection.asked = self.connection.asked, set()
+        return asked
 
     @contextmanager
     def failing_midway(self, after: int, rolls_back: bool) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from redrive.errors import UsageError
@@ -186,11 +187,17 @@ class Options:
 
     def settings(self) -> Settings:
         """The settings of every process of this schedule."""
-        return Settings(
-            lease=self.lease, batch_max=self.batch_max, window_max=self.window_max, lane_max=self.lane_max,
-            settle_max=self.settle_max, poll_min=self.poll, poll_max=self.poll, halt_wait=0.1, halt_wait_max=0.4,
-            stop_timeout=2.0, **({} if self.dependency is None else self.dependency.settings()),
-        )  # fmt: skip
+        return _settings(self)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in asdict(self).items())
+
+
+@lru_cache(maxsize=1)  # each event is appended by an app of its own, and to check them again takes as long as to append
+def _settings(options: Options) -> Settings:
+    guards = {} if options.dependency is None else options.dependency.settings()
+    return Settings(
+        lease=options.lease, batch_max=options.batch_max, window_max=options.window_max, lane_max=options.lane_max,
+        settle_max=options.settle_max, poll_min=options.poll, poll_max=options.poll, halt_wait=0.1, halt_wait_max=0.4,
+        stop_timeout=2.0, **guards,
+    )  # fmt: skip

@@ -30,9 +30,10 @@ from redrive.testing.sim.seen import NAME, Planned
 from redrive.testing.sim.world import World
 
 COLUMNS = "seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, key TEXT, edits INTEGER NOT NULL"
-TABLES = f"""CREATE TABLE effects ({COLUMNS});
-CREATE TABLE tail (seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL);
-CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1))"""
+# A reset makes the last one anew: in these words and this place it is what it was, and another world may have it.
+TABLES = f"""CREATE TABLE tail (seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL);
+CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1));
+CREATE TABLE "effects" ({COLUMNS})"""
 TAIL = "INSERT INTO tail (event) VALUES (?)"
 SHARED = "S"  # a key of the other log that all keys of this one write to
 EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
