@@ -20,16 +20,29 @@ from redrive.testing.servers import Databases, databases, empty
 # A deadline measures the machine, not the code; runs on a busy machine must not fail by chance.
 settings.register_profile("redrive", deadline=None, print_blob=True)
 settings.load_profile("redrive")
+# `./run.sh check` tries a few of each, within its minute; `./run.sh test` as many as there ought to be.
+settings.register_profile("redrive, in short", settings.get_profile("redrive"), max_examples=20)
 
 # What `./run.sh check` leaves to `./run.sh test`: whole files and folders here, single tests by the marker `slow`.
+# A file whose tests take a tenth of a second each belongs here: a fifth of the tests took more than half of the time.
 HERE = Path(__file__).parent
 SLOW = [
-    "bench", "crash", "docs", "integrations", "simulation", "cli/test_copy.py", "cli/test_demo.py",
-    "cli/test_hostile_strings.py", "cli/test_random_lines.py", "cli/test_three_in_the_morning.py",
-    "contracts/test_kafka_contract.py", "contracts/test_redis_contract.py", "postgres", "replay/test_copy.py",
-    "runner/test_outage.py", "runner/test_rocksdb.py", "sinks/test_network.py", "sources/test_kafka_network.py",
-    "sources/test_kafka_target.py", "sources/test_redis_network.py", "testing/test_exactly_once.py",
-    "testing/test_servers.py", "testing/test_testing_guide.py", "test_examples.py",
+    "bench", "crash", "docs", "integrations", "postgres", "simulation", "cli/test_breakers.py", "cli/test_copy.py",
+    "cli/test_deeds.py", "cli/test_demo.py", "cli/test_dlq.py", "cli/test_explain.py", "cli/test_hostile_strings.py",
+    "cli/test_logs.py", "cli/test_prune.py", "cli/test_random_lines.py", "cli/test_render.py", "cli/test_repair.py",
+    "cli/test_run.py", "cli/test_subscriptions.py", "cli/test_three_in_the_morning.py", "cli/test_transfer.py",
+    "contracts/test_kafka_contract.py", "contracts/test_redis_contract.py", "mirrors/test_files.py",
+    "mirrors/test_import.py", "mirrors/test_redis.py", "observe/test_e11y.py", "observe/test_tracing.py",
+    "replay/test_bulk.py", "replay/test_copy.py", "replay/test_explain.py", "replay/test_ledger.py",
+    "replay/test_prune.py", "replay/test_rehearse.py", "replay/test_select.py", "replay/test_sieve.py",
+    "replay/test_spans.py", "replay/test_upkeep.py", "runner/test_busy.py", "runner/test_crash_counting.py",
+    "runner/test_embedding.py", "runner/test_forking.py", "runner/test_giving_up.py", "runner/test_healing.py",
+    "runner/test_mixtures.py", "runner/test_outage.py", "runner/test_outbox.py", "runner/test_partitioning.py",
+    "runner/test_rocksdb.py", "runner/test_tenants.py", "sinks/test_network.py", "sources/test_backfill.py",
+    "sources/test_incidents.py", "sources/test_kafka_network.py", "sources/test_kafka_target.py",
+    "sources/test_landed.py", "sources/test_redis.py", "sources/test_redis_changes.py", "sources/test_redis_network.py",
+    "testing/test_exactly_once.py", "testing/test_servers.py", "testing/test_testing_guide.py",
+    "tracking/test_intake.py", "test_examples.py",
 ]  # fmt: skip
 assert all((HERE / name).exists() for name in SLOW), "a file was moved: SLOW has its former name"
 FIRST = ["simulation", "crash"]  # minutes in a few tests: at the end the other processes would wait for them
@@ -46,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.basetemp is None and (memory := in_memory(ROOM)):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+    if config.option.markexpr == FAST:
+        settings.load_profile("redrive, in short")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -6,7 +6,8 @@ import json
 import re
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class World:
         self.flakes.mkdir(exist_ok=True)
         self.replays = 1  # how often a letter may have been sent round by the operators of this world
         self.said = 0  # how many events the producer was told to say
+        self._server: psycopg.Connection[Any] | None = None
         if new:
             found(self.path)
 
@@ -107,11 +109,13 @@ class World:
             " redrive_letters h WHERE h.subscription = l.subscription AND h.lane = l.lane AND h.state = 'dead'"
             " AND h.position < l.position)"
         )
-        if "subscriptions" not in self.ours():
-            return False
         known = "SELECT count(*) FROM redrive_subscriptions"
-        together = self.rows(f"SELECT ({known}), ({behind}), ({heads})")  # one snapshot: a head may emit as it leaves
-        waiting = self.rows("SELECT count(*) FROM redrive_scheduled")
+        with self.looking():
+            if "subscriptions" not in self.ours():
+                return False
+            # One snapshot: a head may emit as it leaves.
+            together = self.rows(f"SELECT ({known}), ({behind}), ({heads})")
+            waiting = self.rows("SELECT count(*) FROM redrive_scheduled")
         return together == [(len(OF_PROJECTIONS) + len(OF_HANDLERS), 0, 0)] and waiting == [(0,)]
 
     # ------------------------------------------------------------ looking
@@ -127,13 +131,27 @@ class World:
         """What a user with the driver alone sees."""
         if is_postgres(self.path):
             words = re.sub(r"\bredrive_(?=[a-z])", "redrive.", sql).replace("?", "%s")
-            with psycopg.connect(self.path) as server:
-                return server.execute(words.encode(), parameters or None).fetchall()
+            with self.looking():
+                assert self._server is not None
+                return self._server.execute(words.encode(), parameters or None).fetchall()
         connection = sqlite3.connect(self.path, timeout=30)
         try:
             return connection.execute(sql, parameters).fetchall()
         finally:
             connection.close()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """What is asked of a server in here goes through one connection, which takes longer to open than to ask."""
+        if self._server is not None or not is_postgres(self.path):
+            yield
+            return
+        with psycopg.connect(self.path, autocommit=True) as server:
+            self._server = server
+            try:
+                yield
+            finally:
+                self._server = None
 
     def change(self, *statements: str) -> None:
         """What a user with the driver alone does."""
@@ -168,8 +186,9 @@ class World:
         # Leases are renewed, syncs counted.
         quiet = tuple(f"redrive{dot}{name}" for dot in "_." for name in ("progress", "meta", "workers"))
         owner = ", epoch, owner" if owned else ""
-        progress = self.rows(f"SELECT subscription, position, applied, ignored{owner} FROM redrive_progress")
-        found = [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
+        with self.looking():
+            progress = self.rows(f"SELECT subscription, position, applied, ignored{owner} FROM redrive_progress")
+            found = [progress, *(self.rows(f"SELECT * FROM {name}") for name in tables if name not in quiet)]
         return [sorted(rows, key=repr) for rows in found]  # a table has no order of its own
 
     @property
@@ -182,7 +201,11 @@ class World:
     def check(self, *, fixed: bool = False) -> None:
         """Everything, after the world was drained: totals, order, letters, emissions, state, ledger."""
         assert self.acked == self.said, "the producer itself did not finish"
-        said = script(self.seed, self.said)
+        with self.looking():
+            self.check_all(script(self.seed, self.said), fixed=fixed)
+
+    def check_all(self, said: tuple[Said, ...], *, fixed: bool) -> None:
+        """What must have become of what was said."""
         self.check_log(said)
         for name in (*ORDERED, "loose"):
             expected = fates(said, fixed=fixed, ordered=name in ORDERED)

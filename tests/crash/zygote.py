@@ -32,10 +32,12 @@ PROGRAMS = {
 }
 # What redrive imports where it is needed, each worker would import again: half of what a process costs here.
 LATER = (
-    "difflib", "prometheus_client", "redrive.observe.http", "redrive.observe.logs", "redrive.observe.prometheus",
-    "redrive.replay.gauges", "redrive.replay.operations", "redrive.replay.rebuild", "redrive.replay.seek",
-    "redrive.replay.status", "redrive.replay.workers", "redrive.runner.embed", "redrive.runner.process",
-    "redrive.store.postgres",
+    "confluent_kafka.admin", "difflib", "encodings.idna", "prometheus_client", "redis.asyncio", "secrets",
+    "redrive.kafka.reading", "redrive.observe.http", "redrive.observe.logs", "redrive.observe.prometheus",
+    "redrive.redis.group", "redrive.redis.health", "redrive.redis.letters", "redrive.redis.ordered",
+    "redrive.redis.reading", "redrive.replay.gauges", "redrive.replay.operations", "redrive.replay.rebuild",
+    "redrive.replay.seek", "redrive.replay.status", "redrive.replay.workers", "redrive.rocksdb.folder",
+    "redrive.runner.embed", "redrive.runner.process", "redrive.sources.quick", "redrive.store.postgres",
 )  # fmt: skip
 
 

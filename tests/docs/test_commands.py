@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import sqlite3
 import subprocess
@@ -22,7 +23,8 @@ import pytest
 from redrive import App
 
 ROOT = Path(__file__).parent.parent.parent
-SHOP = Path(__file__).with_name("shop.py")
+SHOP, SERVED = Path(__file__).with_name("shop.py"), Path(__file__).with_name("served.py")
+CLIENT = runpy.run_path(str(SERVED))["CLIENT"]
 SECONDS_MAX = 60.0
 
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -35,31 +37,9 @@ STUBS = ("pip", "journalctl", "dmesg", "fuser", "psql", "run.sh")
 # A page of single examples: each is typed into a shop of its own.
 CLI = ROOT / "docs" / "guide" / "cli.md"
 
-# `redrive run` without --until-idle runs for ever: this is somebody who presses Ctrl-C when no retry is due any more.
-REDRIVE = """\
-#!{python}
-import os, subprocess, sys
-from redrive.cli import main, program
-from redrive.cli.program import load
-if sys.argv[1:2] == ["events"] and "--follow" in sys.argv:
-    follower = subprocess.Popen([sys.executable, "-m", "redrive.cli", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
-    print(follower.stdout.readline())
-    follower.send_signal(2)
-    sys.exit(follower.wait())
-if os.environ.get("SOMEBODY_SAYS_YES"):
-    program.confirm = lambda question, yes: print(question, "y")
-if sys.argv[1:2] != ["run"] or "--until-idle" in sys.argv:
-    main()
-while True:
-    subprocess.run([sys.executable, "-m", "redrive.cli", *sys.argv[1:], "--until-idle"], check=True)
-    letters = load(sys.argv[2]).operate().letters.list("retrying", limit=1000)
-    if not any(letter.reason == "failing" for letter in letters):
-        break
-"""
-
 # The shop as a service: `systemctl start|stop|restart shop`.
 SYSTEMCTL = """\
-#!{python}
+#!{python} -IS
 import fcntl, os, signal, subprocess, sys, threading
 from pathlib import Path
 verb, pid, lock = sys.argv[1], Path("worker.pid"), open("worker.lock", "w")
@@ -69,7 +49,7 @@ if verb in ("stop", "restart") and pid.exists():
 fcntl.flock(lock, fcntl.LOCK_EX)  # the worker holds it as long as it lives
 if verb in ("start", "restart"):
     log = open("worker.log", "w")
-    command = [sys.executable, "-m", "redrive.cli", "run", "shop:app"]
+    command = [Path(__file__).with_name("service"), "run", "shop:app"]
     worker = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[lock.fileno()], start_new_session=True)
     pid.write_text(str(worker.pid))
     while Path("worker.log").read_text().count("lease.taken") < 3:
@@ -108,8 +88,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 def redrive(folder: Path, *arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "redrive.cli", *arguments], cwd=folder, env=environment(folder), capture_output=True,
-        text=True, timeout=SECONDS_MAX, check=False,
+        [folder / "bin" / "redrive", *arguments], cwd=folder, env=environment(folder), capture_output=True, text=True,
+        timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
@@ -124,7 +104,23 @@ def place(folder: Path, *orders: tuple[str, int, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A program that has its command line run by another, which has imported everything."""
+    folder = tmp_path_factory.mktemp("served")
+    place = str(folder / "socket")
+    with subprocess.Popen(
+        [sys.executable, str(SERVED), place], env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
+    ) as served:  # fmt: skip
+        assert served.stdin is not None and served.stdout is not None
+        assert served.stdout.readline() == "ready\n"
+        yield CLIENT.format(python=sys.executable, place=place)
+        served.stdin.close()
+        served.wait(SECONDS_MAX)
+
+
+@pytest.fixture(scope="module")
+def troubled(client: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Letter 1: cleo pays in pounds. 4: zoe's order costs nothing. 5, 6, 7: ada, bob and dan during an outage."""
     folder = tmp_path_factory.mktemp("shop")
     shutil.copy(SHOP, folder / "shop.py")
@@ -134,8 +130,9 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = folder / name if name == "run.sh" else folder / "bin" / name
         target.write_text("#!/bin/sh\necho this would say oom or segfault\n")
         target.chmod(0o755)
-    for name, program in {"redrive": REDRIVE, "systemctl": SYSTEMCTL}.items():
-        (folder / "bin" / name).write_text(program.format(python=sys.executable))
+    systemctl = SYSTEMCTL.format(python=sys.executable)
+    for name, program in {"redrive": client, "service": client, "systemctl": systemctl}.items():
+        (folder / "bin" / name).write_text(program)
         (folder / "bin" / name).chmod(0o755)
     place(folder, ("ada", 1200, "EUR"), ("bob", 500, "USD"), ("cleo", 900, "GBP"), ("cleo", 100, "GBP"))
     place(folder, ("cleo", 300, "GBP"), ("zoe", 0, "EUR"))

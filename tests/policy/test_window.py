@@ -56,7 +56,7 @@ class Model:
         self.cursor = position
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(GAPS, st.lists(STEP, max_size=40), st.one_of(st.just(NO_FLOOR), st.integers(0, 20)))
 def test_what_is_planned_is_what_a_look_at_every_position_says(
     gaps: list[int], steps: list[tuple[str, object]], others: int
