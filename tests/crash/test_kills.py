@@ -97,7 +97,7 @@ def kill_at(world: World, name: str, dice: random.Random) -> Child:
         return victim
     once = {"REDRIVE_FAILPOINT": f"{name}:1:kill"}
     if place == "operator":
-        assert world.producer(4 if world.said else 60).wait() == 0
+        assert world.producer(12 if world.said else 60).wait() == 0
         world.drain()
         world.replays += 1
         victim = world.operator("replay", armed)

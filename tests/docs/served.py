@@ -41,17 +41,17 @@ sys.exit(int(served.recv(99)))
 """
 
 
-def serve(place: str) -> None:
+def serve(address: str) -> None:
     """Until stdin ends."""
     program.confirm = answer_for_somebody(program.confirm)  # before others import it by its name
-    for module in {entry.partition(":")[0] for entry in COMMANDS.values()}:
+    for module in {place.partition(":")[0] for place, _ in COMMANDS.values()}:
         importlib.import_module(f"redrive.cli.{module}")
     for name in LATER:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the children's collectors leave the shared pages alone
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(place)
+    listener.bind(address)
     listener.listen(100)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
