@@ -19,6 +19,7 @@ from redrive.replay.prune_events import plan_events, prune_events
 from redrive.runner.land import Landing, Repeated
 from redrive.sources.port import Message, Plain
 from redrive.store import landed
+from redrive.store.sqlite.store import SqliteStore
 
 
 @pytest.fixture
@@ -192,3 +193,14 @@ def test_nobody_appends_between_the_look_and_the_landing(postgres_url: str) -> N
         thread.join(30)
     assert found == [[]]
     app.close()
+
+
+def test_the_key_of_the_last_row_is_told_only_if_all_rows_were_inserted() -> None:
+    """Of one that was there already SQLite tells the key of some other."""
+    store = SqliteStore(":memory:", inline=True)
+    with store.transaction() as tx:
+        log = tx.logs.id_of("orders", create=True)
+        rows = [(log, id, "told", None, 0, b"1") for id in "abcd"]
+        assert tx.sql.put_all("event_land_plain", rows[:3]) == (3, tx.logs.last(log))
+        assert tx.sql.put_all("event_land_plain", [rows[3], rows[0]]) == (1, None)
+    store.close()
