@@ -141,8 +141,9 @@ def load_runner() -> None:
     """A program that only appends does not load what runs functions; a measured run must not pay for its import."""
     import redrive.observe
     import redrive.runner
+    import redrive.store.sqlite
 
-    for package in (redrive.observe, redrive.runner):
+    for package in (redrive.observe, redrive.runner, redrive.store):
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(found.name)
 

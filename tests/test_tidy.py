@@ -277,6 +277,13 @@ def test_a_driver_is_loaded_by_who_opens_such_a_store() -> None:
     assert not names & set(loaded)
 
 
+def test_a_store_and_a_tracker_are_loaded_by_who_uses_them() -> None:
+    code = "import sys, redrive; redrive.App('shop.db').log('orders'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    dear = ("redrive.store.sqlite", "redrive.store.append", "redrive.tracking.tracker", "redrive.policy.healing")
+    assert not set(dear) & set(loaded), "an import of redrive takes as long as what it loads"
+
+
 def test_the_core_needs_nothing_but_its_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     allowed = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]} | {"redrive", "__future__"}

@@ -22,8 +22,8 @@ from redrive.errors import (
     VersionConflict,
 )
 from redrive.event import Event
+from redrive.policy.auto_replay import auto_replay
 from redrive.policy.breaker import breaker
-from redrive.policy.healing import auto_replay
 from redrive.policy.retry import conflicts, no_retry, retry
 from redrive.policy.rules import rules
 from redrive.sinks.port import Sink

@@ -22,11 +22,10 @@ from redrive.declare import Declarations, takes
 from redrive.errors import CommitRefused, UsageError
 from redrive.event import NewEvent
 from redrive.observe.signals import Listener
-from redrive.policy.healing import tuned_replay
+from redrive.policy.auto_replay import tuned_replay
 from redrive.policy.retry import tuned
 from redrive.runtime import Runtime
 from redrive.settings import Settings, check_subscriptions
-from redrive.store.append import append_all
 from redrive.store.port import Store, StoreTx
 from redrive.store.sql import Row
 from redrive.subscription import Subscription, overruled_letters
@@ -34,7 +33,7 @@ from redrive.subscription import Subscription, overruled_letters
 if TYPE_CHECKING:
     import asyncio
 
-    from redrive.policy.healing import AutoReplay
+    from redrive.policy.auto_replay import AutoReplay
     from redrive.replay.healing import Healer
     from redrive.replay.operations import Operations
     from redrive.replay.upkeep import Upkeep
@@ -98,6 +97,8 @@ class App(Declarations):
                     yield user
             finally:
                 self.runtime.transacting, user.is_over = None, True
+            from redrive.store.append import append_all  # with the store that it is for
+
             rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
         by_log: dict[str, list[Row]] = {}
         for (log, _), row in zip(user.pending, rows, strict=True):

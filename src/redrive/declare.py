@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from redrive.errors import UsageError
 from redrive.event import check_log, check_subscription
 from redrive.mirrors.port import LETTERS, Mirror
+from redrive.policy.auto_replay import AutoReplay, settled_for
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
-from redrive.policy.healing import AutoReplay, settled_for
 from redrive.policy.limiter import paced
 from redrive.policy.partitions import PARTITIONS_MAX
 from redrive.policy.retry import Conflicts, Retry, seconds_of

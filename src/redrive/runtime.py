@@ -17,18 +17,17 @@ from redrive.errors import UsageError
 from redrive.observe import signals as sig
 from redrive.observe.signals import Signals
 from redrive.settings import Settings, load_settings, settings_path
+from redrive.store import forking
 from redrive.store.address import POSTGRES, is_postgres, shown
-from redrive.store.copying import check_whole
 from redrive.store.port import Migration, Store, StoreTx
 from redrive.store.sql import Row
-from redrive.store.sqlite import SqliteStore, exists_file, forking
-from redrive.store.sqlite.migrate import FileMigration
 from redrive.tracking.place import spool_of
-from redrive.tracking.tracker import Tracker
 from redrive.types import EventTypes
 
 if TYPE_CHECKING:
     import asyncio
+
+    from redrive.tracking.tracker import Tracker
 
 MEMORY = ":memory:"  # as SQLite says it; for the simulator
 
@@ -109,7 +108,7 @@ class Runtime:
     def check_exists(self) -> None:
         """Refuse a store that nobody has made yet: whoever only looks must not make one."""
         address = self.address
-        exists = _postgres().exists(address) if is_postgres(address) else exists_file(address)
+        exists = _postgres().exists(address) if is_postgres(address) else _sqlite().exists_file(address)
         if not exists:
             raise UsageError(f"there is no store at {self.shown}: say which with --store, --app or REDRIVE_STORE")
 
@@ -122,15 +121,15 @@ class Runtime:
                 yield migration
         else:
             self.check_exists()
-            with closing(SqliteStore(address, inline=True)) as store:
-                yield FileMigration(store)
+            with closing(_sqlite().SqliteStore(address, inline=True)) as store:
+                yield _sqlite().FileMigration(store)
 
     @property
     def store(self) -> Store:
         """The store, opened at first use."""
         if self._store is not None and self._pid == os.getpid():  # asked for each event
             return self._store
-        return self._opened(check_whole)
+        return self._opened(_check_whole)
 
     @property
     def store_to_fill(self) -> Store:
@@ -161,12 +160,13 @@ class Runtime:
                 "In a test, a Harness makes one"
             )
         if not is_postgres(address):
-            return SqliteStore(
+            file: Store = _sqlite().SqliteStore(
                 address,
                 busy_timeout=settings.busy_timeout,
                 checkpoint_pages=settings.checkpoint_pages,
                 inline=self.inline,
             )
+            return file
         store: Store = _postgres().PostgresStore(
             address,
             busy_timeout=settings.busy_timeout,
@@ -205,6 +205,8 @@ class Runtime:
         if self._tracker is None:
             with self._tracker_lock:
                 if self._tracker is None:
+                    from redrive.tracking.tracker import Tracker  # only who tracks needs it
+
                     self._tracker = Tracker(self)
         return self._tracker
 
@@ -274,6 +276,19 @@ class Runtime:
                 loop.call_soon_threadsafe(wake, log)
             except RuntimeError:  # that loop is closed: nobody is running
                 self._readers = None
+
+
+def _check_whole(tx: StoreTx, where: str) -> None:
+    from redrive.store.copying import check_whole
+
+    check_whole(tx, where)
+
+
+def _sqlite() -> Any:
+    """Imported when a store is opened: a sixth of the time that `import redrive` would take."""
+    from redrive.store import sqlite
+
+    return sqlite
 
 
 def _postgres() -> Any:

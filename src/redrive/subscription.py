@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from redrive.errors import BadKey, EventError, UsageError
 from redrive.event import Event, check_key
+from redrive.policy.auto_replay import AutoReplay
 from redrive.policy.breaker import Rule
 from redrive.policy.classify import blames_a_dependency
 from redrive.policy.decide import Policy
-from redrive.policy.healing import AutoReplay
 from redrive.policy.keys import name_of
 from redrive.policy.limiter import Bucket
 from redrive.policy.outcome import Blocked, Failed, Outcome, Postponed

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 import redrive
 from redrive.errors import UsageError
 from redrive.policy.action import REASONS
+from redrive.policy.auto_replay import AutoReplay, auto_replay, settled_for, tuned_replay
 from redrive.policy.healing import (
     IN_FLIGHT_MAX,
     MAY_PASS,
     Ask,
-    AutoReplay,
     Cause,
     DeadLetter,
     End,
@@ -25,14 +25,11 @@ from redrive.policy.healing import (
     Run,
     Seen,
     Wait,
-    auto_replay,
     look,
     next_letters,
     next_time,
     pace,
-    settled_for,
     step,
-    tuned_replay,
     why_not,
 )
 

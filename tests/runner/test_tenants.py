@@ -14,7 +14,7 @@ from redrive import App, Reject, UsageError, auto_replay, breaker, no_retry, ret
 from redrive.event import Event
 from redrive.observe import signals as sig
 from redrive.policy import keys
-from redrive.policy.healing import AutoReplay
+from redrive.policy.auto_replay import AutoReplay
 from redrive.settings import Settings
 from redrive.sinks.port import Sink
 from redrive.testing import Harness

@@ -15,6 +15,7 @@ import pytest
 from redrive.policy import breaker as brk
 from redrive.policy import healing
 from redrive.policy import outcome as out
+from redrive.policy.auto_replay import BATCH_MAX
 from redrive.policy.breaker import Admission, Breaker, Rule, State
 from redrive.policy.limiter import Bucket, Taken
 from redrive.runner.call import describe
@@ -215,7 +216,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     next_letters = healing.next_letters
 
     def newest(letters: Iterable[healing.DeadLetter], room: int) -> list[healing.DeadLetter]:
-        return next_letters(letters, healing.BATCH_MAX)[::-1][:room]
+        return next_letters(letters, BATCH_MAX)[::-1][:room]
 
     patch.setattr(healing, "next_letters", newest)
 

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from redrive.policy.healing import AutoReplay
+from redrive.policy.auto_replay import AutoReplay
 from redrive.policy.retry import Retry
 from redrive.policy.rules import named
 from redrive.settings import LetterSettings, ReplaySettings, Settings, SubscriptionSettings, marks

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from redrive.errors import Fenced
 from redrive.observe import signals as sig
 from redrive.policy import healing
+from redrive.policy.auto_replay import AutoReplay
 from redrive.policy.breaker import State as BreakerState
-from redrive.policy.healing import AutoReplay, Cause, DeadLetter, Ending, Run, Seen
+from redrive.policy.healing import Cause, DeadLetter, Ending, Run, Seen
 from redrive.policy.limiter import Bucket
 from redrive.replay.bulk import AUTOMATIC, Operation, Part, operation_of
 from redrive.replay.deed import Operator, Refusal

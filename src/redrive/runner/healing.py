@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from redrive.errors import StoreError
-from redrive.policy.healing import AutoReplay
+from redrive.policy.auto_replay import AutoReplay
 from redrive.runner.bridge import Bridge
 from redrive.runner.duty import Duty
 from redrive.runner.wake import Wake

@@ -16,8 +16,7 @@ from redrive.store.address import is_same
 from redrive.store.port import Appending
 from redrive.store.rehearsing import check_off_stage
 from redrive.tracking.intake import Door, Intake
-from redrive.tracking.track import misfit, track
-from redrive.tracking.tracker import FLUSH_SECONDS
+from redrive.tracking.track import FLUSH_SECONDS, misfit, track
 from redrive.units import duration
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from reprlib import Repr
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redrive.clock import Env
 from redrive.draft import draft
@@ -15,10 +15,14 @@ from redrive.event import NewEvent
 from redrive.store.rehearsing import check_off_stage
 from redrive.tracking.intake import Door
 from redrive.tracking.modes import MODE, Mode
-from redrive.tracking.tracker import Tracker
 from redrive.types import EventTypes
 
+if TYPE_CHECKING:
+    from redrive.tracking.tracker import Tracker
+
 logger = logging.getLogger("redrive")
+
+FLUSH_SECONDS = 5.0  # how long an end waits for the store before the rest goes to the disk
 
 _short = Repr()
 _short.maxdict = _short.maxlist = _short.maxtuple = _short.maxset = 50

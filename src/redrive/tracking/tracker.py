@@ -21,12 +21,12 @@ from redrive.tracking.haul import Haul
 from redrive.tracking.haul import Home as HaulHome
 from redrive.tracking.report import Report
 from redrive.tracking.spool import Entry
+from redrive.tracking.track import FLUSH_SECONDS
 from redrive.tracking.waiting import Closed, Waiting
 
 GATHER_SECONDS = (
     0.005  # how long the first event of a batch waits for others; a commit costs as much as hundreds of them
 )
-FLUSH_SECONDS = 5.0  # how long an end waits for the store before the rest goes to the disk
 END_SECONDS = 30.0  # for a disk that hangs
 
 REFUSED_CHARS_MAX = 8_192  # of each text that is kept

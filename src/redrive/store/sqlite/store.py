@@ -21,13 +21,13 @@ from redrive.context import Again
 from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, TransactionEnded, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
+from redrive.store import forking
 from redrive.store.ahead import Lookout, NoLookout
 from redrive.store.groups import Done, append_group, run_here
 from redrive.store.news import News
 from redrive.store.port import Appending
 from redrive.store.rehearsing import check_off_stage
 from redrive.store.sql import Row
-from redrive.store.sqlite import forking
 from redrive.store.sqlite.careful import has_ending
 from redrive.store.sqlite.connection import (
     BEGIN,

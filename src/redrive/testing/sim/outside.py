@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from redrive.policy.auto_replay import auto_replay
 from redrive.policy.breaker import breaker
-from redrive.policy.healing import auto_replay
 from redrive.policy.limiter import paced
 from redrive.testing.sim.options import Dependency
 from redrive.testing.sim.seen import Planned
