@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.contest import Round, Sizes
+from bench.contest import BESIDE, Round, Sizes
 from bench.rows import ROWS, Result
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
@@ -52,6 +52,7 @@ def table(found: Sequence[Result]) -> str:
 def rates(rounds: Sequence[Round]) -> dict[str, float]:
     """Median events per second of every contestant that has a rate."""
     names = dict.fromkeys(name for done in rounds for name, figures in done.items() if "rate" in figures)
+    names = dict.fromkeys(name for name in names if not name.startswith(BESIDE))  # as `raw`, at other moments
     return {name: median(done[name]["rate"] for done in rounds if name in done) for name in names}
 
 
