@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +132,28 @@ def test_who_looks_sees_everything_so_far(app: App, harness: Harness, way: str) 
     assert looked[-1] == {"rowcount": 1, "lastrowid": 3}.get(way, 4), "its last attempt, when all others are there"
     assert [n for n, _ in harness.query(SEEN)] == [1, 2, 4]
     assert errors(harness) == ["after it looked"]
+
+
+@pytest.mark.parametrize("name", [name for name in dir(sqlite3.Cursor) if not name.startswith("_")])
+def test_what_is_held_has_every_name_of_a_cursor(name: str) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        holding: Any = hold.Hold(connection)  # type: ignore[arg-type]
+        holding.begin(SimpleNamespace(event=1))
+        held = holding.execute("SELECT 1", ())
+        assert holding
+        found = getattr(held, name)
+        assert not holding, "whoever asks makes it run"
+        assert type(found) is type(getattr(connection.execute("SELECT 1"), name))
+
+
+def test_a_name_that_no_cursor_has_is_refused_in_the_words_of_a_cursor(app: App, harness: Harness) -> None:
+    def function(number: int, tx: Any) -> None:
+        _ = note(tx, number, "x").no_such_name
+
+    calls = project(app, harness, function, [1])
+    assert (1, True) in calls
+    (said,) = errors(harness)
+    assert said == "'sqlite3.Cursor' object has no attribute 'no_such_name'"
 
 
 def test_reading_first_does_not_spoil_it(app: App, harness: Harness) -> None:

@@ -44,9 +44,6 @@ class Held(msgspec.Struct, eq=False, gc=False):
     event: Any  # whose call asked for it
     cursor: Any = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ran(), name)
-
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._ran(), name, value)
 
@@ -60,6 +57,16 @@ class Held(msgspec.Struct, eq=False, gc=False):
         if self.cursor is None:
             self.hold._look(self)
         return self.cursor
+
+
+def _of_cursor(name: str) -> Any:
+    return property(lambda held: getattr(held._ran(), name))
+
+
+# Name by name: a class with `__getattr__` is slow to be asked for what it has, and each statement is asked by us.
+for _name in filter(lambda name: not name.startswith("_"), dir(sqlite3.Cursor)):
+    setattr(Held, _name, _of_cursor(_name))
+Held.__name__ = "sqlite3.Cursor"  # as it is called in the error about a name that no cursor has
 
 
 class _Nobody:
