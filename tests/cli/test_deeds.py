@@ -293,3 +293,14 @@ def test_the_words_of_others_work_too(failed: Any) -> None:
     assert failed.redrive("dlq", "purge", "--reason", "old", "--yes", "--store", "shop.db").code == 0
     assert "dead" not in states(failed)
     assert "purge" not in failed.redrive("dlq", "--help").out
+
+
+def test_a_rate_that_is_none_is_refused_before_anything_is_asked(failed: Any) -> None:
+    answer = failed.redrive("dlq", "replay", "--all", "--rate", "fast", "--store", "shop.db")
+    assert (answer.code, "'fast' is not a rate" in answer.err) == (2, True)
+    assert "Nobody is here" not in answer.err
+
+
+def test_who_selects_by_cause_and_all_is_told_the_name_that_the_option_has(failed: Any) -> None:
+    answer = failed.redrive("dlq", "replay", "--all", "--because", "rejected", "--store", "shop.db")
+    assert (answer.code, "select by --because" in answer.err) == (2, True)

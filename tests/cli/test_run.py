@@ -29,6 +29,23 @@ def test_only_and_except_choose_subscriptions(shop: Any) -> None:
     assert shop.query("SELECT cents FROM revenue") == [(1,)]
 
 
+@pytest.mark.parametrize("option", ["--only", "--except"])
+def test_a_choice_that_names_nobody_is_refused_and_does_not_run_everything(shop: Any, option: str) -> None:
+    shop.append(1)
+    answer = shop.redrive("run", "shop:app", "--until-idle", option, " , ")
+    assert (answer.code, f"{option} is empty" in answer.err) == (2, True)
+    assert shop.query("SELECT count(*) FROM redrive_subscriptions") == [(0,)]
+
+
+def test_a_store_or_program_without_a_name_is_refused_and_does_not_mean_another(shop: Any) -> None:
+    shop.append(1)
+    for line in (("status", "--store", ""), ("--store", "", "status")):
+        answer = shop.redrive(*line)
+        assert (answer.code, "--store is empty" in answer.err) == (2, True)
+    answer = shop.redrive("status", "--app", "")
+    assert (answer.code, "is not MODULE:APP" in answer.err) == (2, True)
+
+
 def test_a_worker_stops_gracefully_on_sigterm(shop: Any) -> None:
     shop.append(1)
     worker = shop.work()
@@ -58,6 +75,7 @@ def test_a_run_that_ends_halted_says_so(shop: Any) -> None:
         ("shop.py:app", "write shop:app"),
         ("./shop:app", "write shop:app"),
         (":app", "MODULE:APP"),
+        ("", "MODULE:APP"),
         ("empty:app", "no App at all"),
         ("pack.missing:app", "no module 'pack"),
     ],

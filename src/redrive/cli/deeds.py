@@ -54,6 +54,7 @@ def replay(
         raise click.UsageError("--rehearse runs the program's functions: add --app MODULE:APP")
     if lane and not is_rehearsal:
         raise click.UsageError("--lane goes with --rehearse; in a replay what waits behind a letter follows by itself")
+    per_second = _per_second(rate)
     with opened(store, program) as app:
         letters = _chosen(app, selection, limit)
         nothing = "no dead letters" if letters else nothing_like(app, selection, "--because")
@@ -62,7 +63,7 @@ def replay(
         if len(letters) > 1 or (letters and not selection.ids):
             at_rate = f" at {plain(rate)}" if rate else ""
             confirm(f"Replay {plural(len(letters), 'dead letter')}{at_rate}?", yes)
-        return _replay(app, letters, reason, _per_second(rate), program, wait, as_json, nothing)
+        return _replay(app, letters, reason, per_second, program, wait, as_json, nothing)
 
 
 @click.command()

@@ -108,10 +108,13 @@ def load(program: str) -> App:
 def opened(store: str | None, program: str | None, *, create: bool = False) -> Iterator[App]:
     """The app (an empty one without a program) on its store; closed at the end."""
     context = click.get_current_context(silent=True)
-    store = store or (context.find_object(str) if context else None)
-    if store:
+    if store is None and context:
+        store = context.find_object(str)
+    if store == "":  # a variable that is not set: what REDRIVE_STORE or redrive.toml names is not what is meant
+        raise click.UsageError("--store is empty: name a store, or leave it out")
+    if store is not None:
         os.environ["REDRIVE_STORE"] = store  # a flag beats everything, also what the program says
-    if program:
+    if program is not None:
         app = load(program)
     else:
         from redrive.app import App

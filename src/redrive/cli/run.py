@@ -10,7 +10,10 @@ from redrive.cli.render import plain
 
 def names(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """`--only a --only b` and `--only a,b` mean the same."""
-    return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
+    found = tuple(name.strip() for text in given for name in text.split(",") if name.strip())
+    if given and not found:  # a variable that is not set: it would run everything
+        raise click.UsageError(f"{parameter.opts[0]} is empty: name subscriptions, or leave it out")
+    return found
 
 
 @click.command()

@@ -59,7 +59,8 @@ class Selection:
         if self.ids and (given or self.everything):
             raise UsageError("letters are named by their IDs or by what they have in common, not by both")
         if self.everything and [name for name in given if name != "subscription"]:
-            raise UsageError(f"--all means all of them; leave it out to select by --{given[-1]}")
+            option = "because" if given[-1] == "reason" else given[-1]
+            raise UsageError(f"--all means all of them; leave it out to select by --{option}")
 
     @property
     def is_of_counters(self) -> bool:
