@@ -25,10 +25,11 @@ fail() { say "$*"; exit 1; }
 is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 find_python() {
-    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+    candidates=${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}
+    for candidate in $candidates; do
         if is_recent "$candidate"; then echo "$candidate"; return; fi
     done
-    fail "no Python 3.11 or newer found (tried ${PYTHON:-python3}); install one or set PYTHON=/path/to/python3"
+    fail "no Python 3.11 or newer found (tried $candidates); install one or set PYTHON=/path/to/python3"
 }
 
 make_venv() {

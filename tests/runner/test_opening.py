@@ -12,7 +12,7 @@ import pytest
 
 from redrive import StoreError
 from redrive.store.sqlite import SqliteStore
-from redrive.store.sqlite.connection import let_go, open_connection
+from redrive.store.sqlite.connection import advice, let_go, open_connection
 
 FILES, OPENERS = 100, 4
 
@@ -44,3 +44,25 @@ def test_who_has_waited_long_enough_says_what_is_wrong(tmp_path: Path) -> None:
         other.execute("SELECT * FROM theirs").fetchall()  # while the file is not in WAL mode yet
         with pytest.raises(StoreError, match=r"cannot open the store .* locked"):
             SqliteStore(str(path), inline=True, busy_timeout=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "what_to_do"),
+    [
+        ("letter.txt", "file is not a database; it holds something else, or is damaged: name another file"),
+        ("folder", "it is a folder: name a file in it"),
+        ("nowhere/shop.db", "nowhere does not exist"),
+    ],
+)
+def test_who_cannot_open_a_file_says_what_to_do(tmp_path: Path, name: str, what_to_do: str) -> None:
+    (tmp_path / "letter.txt").write_text("this is no database, and it is long enough to be looked at " * 20)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreError, match=what_to_do):
+        SqliteStore(str(tmp_path / name), inline=True)
+
+
+def test_a_file_that_may_only_be_read_is_told_from_one_that_is_damaged(tmp_path: Path) -> None:
+    refused = sqlite3.OperationalError("attempt to write a readonly database")  # which root would not meet
+    refused.sqlite_errorcode = sqlite3.SQLITE_READONLY
+    assert str(tmp_path) in advice(str(tmp_path / "shop.db"), refused)
+    assert advice(str(tmp_path / "shop.db"), sqlite3.OperationalError("database is locked")) == ""

@@ -161,7 +161,24 @@ def holds_store(path: str) -> bool:
         with closing(sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)) as connection:
             return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'redrive_meta'").fetchone() is not None
     except sqlite3.Error as error:
-        raise StoreError(f"cannot open the store {path}: {error}") from error
+        raise StoreError(f"cannot open the store {path}: {error}{advice(path, error)}") from error
+
+
+def advice(path: str, error: sqlite3.Error) -> str:
+    """What to do about a file that cannot be opened."""
+    place, code = Path(path), getattr(error, "sqlite_errorcode", 0) & 0xFF
+    folder = place.resolve().parent
+    if not folder.is_dir():
+        return f"; the folder {folder} does not exist"
+    if place.is_dir():
+        return "; it is a folder: name a file in it"
+    if code == sqlite3.SQLITE_NOTADB:
+        return "; it holds something else, or is damaged: name another file, or put back a copy of this one"
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+        return (
+            f"; whoever opens it, also to look, writes to it and beside it: this user needs the right to, in {folder}"
+        )
+    return ""
 
 
 def _wal(connection: Connection, busy_timeout: float) -> str:
@@ -205,9 +222,7 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
             let_go(connection)
         if isinstance(error, UsageError):
             raise
-        where = Path(path).resolve().parent
-        hint = "" if where.is_dir() else f"; the folder {where} does not exist"
-        raise StoreError(f"cannot open the store {path}: {error}{hint}") from error
+        raise StoreError(f"cannot open the store {path}: {error}{advice(path, error)}") from error
     return connection
 
 
