@@ -357,8 +357,11 @@ def test_an_export_is_data_in_a_pipe_and_harmless_on_a_terminal(shop: Any, store
 # ---------------------------------------------------------------- what is given
 
 
+COMMANDS = dict(commands())
+
+
 def _lines() -> Iterator[tuple[str, str, str]]:
-    for name, command in commands():
+    for name, command in COMMANDS.items():
         for parameter in command.params:
             if isinstance(parameter, click.Argument) or not parameter.is_flag:  # type: ignore[attr-defined]
                 yield name, str(parameter.name), parameter.opts[-1] if isinstance(parameter, click.Option) else ""
@@ -366,7 +369,7 @@ def _lines() -> Iterator[tuple[str, str, str]]:
 
 def _line(name: str, tried: str, option: str, text: str) -> list[str]:
     """A command line that is right but for one value."""
-    command, arguments, words = dict(commands())[name], [], []
+    command, arguments, words = COMMANDS[name], [], []
     for parameter in command.params:
         filling = text if parameter.name == tried else FILLING.get(str(parameter.name), "1")
         if isinstance(parameter, click.Argument):
