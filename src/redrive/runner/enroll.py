@@ -43,6 +43,7 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
                 row = _add(engine, tx, subscription, orphans)
                 if subscription.source in fed:
                     _check_landed(tx, subscription)
+                _check_has_come(engine, tx, subscription)
             else:
                 check_declared(tx, subscription, row)
                 _check_keys(engine, tx, subscription, row)
@@ -72,14 +73,14 @@ def _add(engine: Engine, tx: StoreTx, subscription: Subscription, orphans: list[
             f'  - start="first" to handle everything, start="now" for what comes, or a time like '
             f'start="2026-01-31T00:00:00Z"{hint}'
         )
-    now = engine.env.clock.now()
-    position = _start_position(tx, log, last, start or "first", name, now)
+    position = _start_position(tx, log, last, start or "first", name)
     if log and position < (upto := pruned_upto(tx, log)):
         raise UsageError(
             f"{name}: the oldest events of log {subscription.source!r} were pruned, up to position {upto}: "
             'it cannot start there. Give it start="now", or the time of a later event'
         )
     anchor = tx.logs.anchor(log, position) if position else None
+    now = engine.env.clock.now()
     declared = (name, subscription.kind, subscription.source, subscription.order)
     row = tx.progress.add(declared, position, anchor, now, subscription.partitions)
     tx.progress.add_filter(row.id, position, subscription.types)
@@ -102,7 +103,7 @@ def _check_landed(tx: StoreTx, subscription: Subscription) -> None:
     )
 
 
-def _start_position(tx: StoreTx, log: int, last: int, start: str, name: str, now: float) -> int:
+def _start_position(tx: StoreTx, log: int, last: int, start: str, name: str) -> int:
     if start == "first":
         return 0
     if start == "now":
@@ -115,13 +116,22 @@ def _start_position(tx: StoreTx, log: int, last: int, start: str, name: str, now
         ) from None
     if time.tzinfo is None:
         raise UsageError(f"{name}: start={start!r} has no time zone; append Z or +01:00")
-    position = tx.logs.last_before(log, round(time.timestamp() * 1e6)) if log else 0
-    if position == last and time.timestamp() > now:
+    return tx.logs.last_before(log, round(time.timestamp() * 1e6)) if log else 0
+
+
+def _check_has_come(engine: Engine, tx: StoreTx, subscription: Subscription) -> None:
+    """A start is a position: from a time that no event has reached yet, it would be the end of the log."""
+    start = subscription.start
+    if start in (None, "first", "now"):
+        return
+    time, log = datetime.fromisoformat(start).timestamp(), tx.logs.id_of(subscription.source)
+    is_reached = log and tx.logs.last_before(log, round(time * 1e6)) < tx.logs.last(log)
+    if not is_reached and time > engine.env.clock.now():
         raise UsageError(
-            f"{name}: start={start!r} has not come yet, and what is appended until then would be handled, too. "
-            'Give it start="now", and leave out what is early: if event.time < BEGUN: raise Ignore("before our time")'
+            f"{subscription.name}: start={start!r} has not come yet, and what is appended until then would be handled, "
+            'too. Give it start="now", and leave out what is early: '
+            'if event.time < BEGUN: raise Ignore("before our time")'
         )
-    return position
 
 
 def check_declared(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
