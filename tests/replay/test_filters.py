@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, Ctx, Event, UsageError
+from redrive import App, Ctx, Event, Reject, UsageError
 from redrive.store.filters import Asked
 from redrive.testing import Harness
 
@@ -22,6 +22,11 @@ def watcher(*types: str, gate: Any = None, path: Path | None = None) -> App:
             gate(event)
 
     return app
+
+
+def reject(event: Event[Any]) -> None:
+    """Whatever it is."""
+    raise Reject("bad")
 
 
 def fill(harness: Harness, types: str) -> None:
@@ -105,3 +110,59 @@ def test_a_worker_with_the_former_filter_stands_still_and_says_why(tmp_path: Pat
         fill(before, "ab")
         before.run_until_idle()
         assert "another version of this program" in before.halted["watch"]
+
+
+def test_what_comes_round_again_is_asked_for_by_the_filter_of_today(tmp_path: Path) -> None:
+    path = str(tmp_path / "w.db")
+    with Harness(watcher("a", "b"), path) as harness:
+        fill(harness, "abab")
+        harness.run_until_idle()
+    app = watcher("a")
+    with Harness(app, path) as harness:
+        fill(harness, "ab")
+        harness.run_until_idle()
+        sought = app.operate("ada").subscriptions.seek("watch", 1, "the mails were lost")
+        assert sought.again == 2
+        harness.run_until_idle()
+        (verdict,) = app.operate().verify()
+    assert (verdict.applied, verdict.violations) == (2, ())  # the books begin anew above what it went back to
+
+
+def test_what_was_left_out_comes_too_when_somebody_goes_back_to_before_it(tmp_path: Path) -> None:
+    path, seen = str(tmp_path / "w.db"), list[int]()
+    with Harness(watcher("a"), path) as harness:
+        fill(harness, "ab")
+        harness.run_until_idle()
+    app = watcher("a", "b", gate=lambda event: seen.append(event.position))
+    with Harness(app, path) as harness:
+        desk = app.operate("ada").subscriptions
+        desk.accept_from_now("watch", "only new ones matter")
+        assert desk.seek("watch", "first", "they matter after all").again == 2
+        harness.run_until_idle()
+        (verdict,) = app.operate().verify()
+    assert (seen, verdict.applied, verdict.violations) == ([1, 2], 2, ())
+
+
+@pytest.mark.parametrize("back", ["seek", "reset"])
+def test_a_letter_is_not_closed_for_an_event_that_would_not_come_again(tmp_path: Path, back: str) -> None:
+    path = str(tmp_path / "w.db")
+    with Harness(watcher("a", "b", gate=reject), path) as harness:
+        fill(harness, "b")
+        harness.run_until_idle()
+    app = watcher("a")
+    with Harness(app, path) as harness:
+        fill(harness, "a")
+        harness.run_until_idle()
+        desk = app.operate("ada")
+        go_back = {
+            "seek": lambda: desk.subscriptions.seek("watch", "first", "again"),
+            "reset": lambda: desk.reset("watch", "again"),
+        }[back]
+        with pytest.raises(UsageError, match=r"no longer asks for.*: b"):
+            go_back()
+        (letter,) = harness.letters("dead")
+        desk.letters.discard(letter, "nobody wants it")
+        go_back()
+        harness.run_until_idle()
+        (verdict,) = desk.verify()
+    assert (verdict.applied, verdict.violations) == (1, ())

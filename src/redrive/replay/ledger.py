@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from redrive.policy.letters import TRANSITIONS, State
 from redrive.replay.rewind import Range, ranges
-from redrive.store.filters import Asked
+from redrive.store.filters import EVERYWHERE, Asked
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
 from redrive.store.pruned import pruned_of
 from redrive.store.sql import Params
 
 POSITIONS_MAX = 100  # named per violation; their number is always exact
 PAGE = 10_000  # letters read at a time
-_EVERYWHERE = 2**62
 
 _STEPS = {(before.value, after.value) for (before, _), after in TRANSITIONS.items()}
 _EDITS = {(State.RETRYING.value, State.RETRYING.value), (State.DEAD.value, State.DEAD.value)}
@@ -114,7 +113,7 @@ class Account:
         )  # fmt: skip
 
     def _sort_letters(self) -> None:
-        for low, high, _ in self.asked.spans(self.progress.started_from, _EVERYWHERE):
+        for low, high, _ in self.asked.spans(self.progress.started_from, EVERYWHERE):
             span = {"subscription": self.row.id, "above": low, "upto": high}
             for state, kind, count in self.tx.sql.all("ledger_letters", span):
                 if self.asked.wants(high, kind):

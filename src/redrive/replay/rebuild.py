@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from redrive.errors import UsageError
 from redrive.failpoints import hit
 from redrive.replay.deed import Operator, find, need_function, need_reason
-from redrive.replay.rewind import take_back
-from redrive.store.filters import Asked
+from redrive.replay.rewind import check_all_come, take_back
+from redrive.store.filters import Asked, Filters
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.store.progress import declared_tables, tables_of
 from redrive.store.pruned import check_whole
@@ -61,11 +61,14 @@ def plan_reset(store: Store, name: str, declared: Subscription | None = None) ->
     """What a reset would do, without doing it."""
     with store.reading() as tx:
         row = need_function(find(tx, name))
-        check_whole(tx, row, tx.progress.filters(row.id)[0][0])
+        filters = tx.progress.filters(row.id)
+        start = filters[0][0]
+        check_whole(tx, row, start)
+        check_all_come(tx, row, start, _asked_anew(filters, declared))
         letters = tx.letters.counts(row.id)
         tables = tables_of(tx.sql, row.id) if declared is None else declared.tables
         return ResetPlan(
-            name, tx.progress.get(row.id).position, tx.progress.filters(row.id)[0][0],
+            name, tx.progress.get(row.id).position, start,
             letters.get("retrying", 0) + letters.get("dead", 0), tuple(sorted(tables)),
         )  # fmt: skip
 
@@ -97,11 +100,11 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
         filters, was = tx.progress.filters(row.id), tx.progress.get(row.id)
         start = filters[0][0]  # where it once began; a seek does not change that
         check_whole(tx, row, start)
-        types = filters[-1][1] if declared is None else sorted(declared.types)
         cleared = _clear_tables(tx, row, declared_tables(tx.sql, row.id) if declared is None else declared.tables)
         tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})
-        tx.progress.add_filter(row.id, start, types)
-        asked = Asked([(start, types)])
+        asked = _asked_anew(filters, declared)
+        tx.progress.add_filter(row.id, start, asked.at(start))
+        check_all_come(tx, row, start, asked)
         last = _last(tx, row)
         superseded = take_back(tx, row, start, asked, operator.now(), quiet_until=min(was.position, last))
         tx.sql.run("state_clear", {"subscription": row.id})
@@ -117,6 +120,11 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
     hit("reset.committed")
     operator.tell("reset", name, f"position {was.position}")
     return Rebuilding(name, start, start, target)
+
+
+def _asked_anew(filters: Filters, declared: Subscription | None) -> Asked:
+    """From its start on it asks for what the program says now, or said last."""
+    return Asked([(filters[0][0], filters[-1][1] if declared is None else declared.types)])
 
 
 def _last(tx: StoreTx, row: Subscribed) -> int:

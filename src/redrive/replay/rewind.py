@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from redrive.store.filters import Asked
+from redrive.errors import UsageError
+from redrive.policy.letters import OPEN
+from redrive.store.filters import EVERYWHERE, Asked
 from redrive.store.letters import WAS_OPEN, WAS_SETTLED
 from redrive.store.port import StoreTx, Subscribed
 
 PAGE = 10_000  # positions marked at a time
+KINDS_MAX = 5  # shown of the types that stand in the way; the first ones say enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,19 @@ def take_back(tx: StoreTx, row: Subscribed, to: int, asked: Asked, now: float, *
     values = {"subscription": row.id, "position": to, "anchor": anchor, "quiet_until": quiet_until}
     tx.sql.run("progress_reset", values)
     return superseded
+
+
+def check_all_come(tx: StoreTx, row: Subscribed, to: int, asked: Asked) -> None:
+    """A letter is closed because its event comes round again: one that is not asked for any more would be lost."""
+    span = {"subscription": row.id, "above": to, "upto": EVERYWHERE}
+    found = tx.sql.all("ledger_letters", span)
+    left = {kind for state, kind, _ in found if state in OPEN and not asked.wants(EVERYWHERE, kind)}
+    if left:
+        shown = ", ".join(sorted(left)[:KINDS_MAX])
+        raise UsageError(
+            f"{row.name!r} has open letters of types that it no longer asks for, which would not come round again: "
+            f"{shown}. Replay or discard them first: redrive dlq list -s {row.name} --type TYPE"
+        )
 
 
 def excuse_all(tx: StoreTx, subscription: int) -> None:

@@ -6,14 +6,15 @@ what is settled already, so that each range holds nothing but what was given up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from redrive.errors import UsageError
 from redrive.policy.progress import stretches
 from redrive.replay.deed import Operator
-from redrive.replay.rewind import excuse_all, ranges, take_back
-from redrive.store.filters import Asked
+from redrive.replay.rewind import check_all_come, excuse_all, ranges, take_back
+from redrive.store.filters import EVERYWHERE, Asked, Filters
 from redrive.store.port import StoreTx, Subscribed
 
 DIGITS_MAX = 18  # of a position: what is longer is none, and SQLite could not store it
@@ -40,11 +41,12 @@ def plan(tx: StoreTx, row: Subscribed, to: int | str) -> Sought:
     if target >= was.position:
         ahead = asked.count(tx, log, was.position, target) if target > was.position else 0
         return Sought(row.name, was.position, target, 0, ahead - sum(1 for one in settled if one <= target))
-    _check_back(tx, row, target)
-    again = asked.count(tx, log, target, was.position) + len(settled)
-    for low, high, _ in asked.spans(target, 2**62):
-        span = {"subscription": row.id, "above": low, "upto": high}
-        again -= sum(n for kind, n in tx.sql.all("seek_kept", span) if asked.wants(high, kind))
+    asked = Asked(_filters_back(tx.progress.filters(row.id), target))
+    _check_back(tx, row, target, asked)
+    again = asked.count(tx, log, target, was.position)
+    again += sum(1 for position, kind in done if asked.wants(position, kind))
+    kept = tx.sql.all("seek_kept", {"subscription": row.id, "above": target, "upto": EVERYWHERE})
+    again -= sum(n for kind, n in kept if asked.wants(EVERYWHERE, kind))
     superseded = int(tx.sql.value("seek_superseded", {"subscription": row.id, "above": target}))
     return Sought(row.name, was.position, target, superseded, 0, again)
 
@@ -59,7 +61,12 @@ def carry_out(tx: StoreTx, row: Subscribed, planned: Sought, operator: Operator,
         assert discarded == planned.discarded, (discarded, planned)
 
 
-def _check_back(tx: StoreTx, row: Subscribed, target: int) -> None:
+def _filters_back(filters: Filters, target: int) -> list[tuple[int, Sequence[str]]]:
+    """What comes round again is asked for by the filter of today: no other one is there to call the function by."""
+    return [*((position, types) for position, types in filters if position < target), (target, filters[-1][1])]
+
+
+def _check_back(tx: StoreTx, row: Subscribed, target: int, asked: Asked) -> None:
     if row.kind == "projection" or tx.sql.value("state_any", {"subscription": row.id}):
         what = "is a projection" if row.kind == "projection" else "has keyed state"
         raise UsageError(
@@ -69,13 +76,14 @@ def _check_back(tx: StoreTx, row: Subscribed, target: int) -> None:
     upto = int(tx.sql.value("pruned_highest"))
     if target < upto:  # of its own log they are missing; in another, what they emitted could be emitted twice
         raise UsageError(f"events up to position {upto} were pruned; {row.name!r} can go back to {upto} at most")
+    check_all_come(tx, row, target, asked)
 
 
 def _back(tx: StoreTx, row: Subscribed, target: int, now: float) -> int:
-    filters = tx.progress.filters(row.id)
-    if target < filters[0][0]:
-        tx.progress.add_filter(row.id, target, filters[0][1])
-    asked = Asked(tx.progress.filters(row.id))
+    filters = _filters_back(tx.progress.filters(row.id), target)
+    tx.sql.run("filter_clear", {"subscription": row.id, "above": target})
+    tx.progress.add_filter(row.id, *filters[-1])
+    asked = Asked(filters)
     log = tx.logs.id_of(row.source)
     tx.sql.run("range_cut", {"subscription": row.id, "above": target})
     for skipped in ranges(tx, row.id):

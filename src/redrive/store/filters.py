@@ -8,6 +8,7 @@ from redrive.store.port import StoreTx, Subscribed
 from redrive.subscription import asks_for
 
 Filters = Sequence[tuple[int, Sequence[str]]]  # (holds above this position, types), in order
+EVERYWHERE = 2**62  # above every position
 
 
 class Asked:
