@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, Ctx, Event, Reject, UsageError
+from redrive import App, Ctx, Event, Reject, RetryLater, UsageError
 from redrive.store.filters import Asked
 from redrive.testing import Harness
 
@@ -166,3 +166,71 @@ def test_a_letter_is_not_closed_for_an_event_that_would_not_come_again(tmp_path:
         harness.run_until_idle()
         (verdict,) = desk.verify()
     assert (verdict.applied, verdict.violations) == (1, ())
+
+
+def shipper(kind: str, *types: str, words: str = "done", bad: str = "") -> App:
+    """An app with a function that says something of each event of these types."""
+    app = App("unused.db")
+    orders, said = app.log("orders"), app.log("said")
+
+    def ship(event: Event[Any], asked: Any) -> None:
+        if event.type in bad:
+            raise RetryLater("1h")
+        for word in words.split():
+            asked.emit(said, word, event.position)
+
+    if kind == "projection":
+        app.projection(orders, *types)(ship)
+    else:
+        app.on(orders, *types, start="first", concurrency=4)(ship)
+    return app
+
+
+def said(app: App, path: str, types: str = "", deed: str = "") -> list[tuple[str, Any]]:
+    """Do the deed of an operator, append one event of each type, and run; what is said by then."""
+    with Harness(app, path) as harness:
+        desk = app.operate("ada")
+        if deed == "reset":
+            desk.reset("ship", "a wider filter")
+        elif deed == "accept":
+            desk.subscriptions.accept_from_now("ship", "a wider filter")
+        for kind in types:
+            harness.append("orders", kind, {}, key=kind)
+        harness.run_until_idle()
+        assert all(verdict.sound for verdict in desk.verify())
+        return harness.emitted("said")
+
+
+@pytest.mark.parametrize("kind", ["projection", "handler"])
+def test_what_a_rebuild_meets_for_the_first_time_emits_and_the_rest_keeps_silent(tmp_path: Path, kind: str) -> None:
+    path = str(tmp_path / "w.db")
+    once = [("done", 1), ("done", 3)]
+    assert said(shipper(kind, "a"), path, "aba") == once
+    new = shipper(kind, "a", "b", words="done well")
+    once += [("done", 2), ("well", 2)]
+    assert said(new, path, "", "reset") == once
+    assert said(shipper(kind, words="done well again"), path, "", "reset") == once
+
+
+@pytest.mark.parametrize("kind", ["projection", "handler"])
+def test_what_was_accepted_to_be_left_out_emits_when_a_rebuild_meets_it(tmp_path: Path, kind: str) -> None:
+    path = str(tmp_path / "w.db")
+    said(shipper(kind, "a"), path, "ab")
+    once = said(shipper(kind, "a", "b"), path, "b", "accept")
+    assert once == [("done", 1), ("done", 4)]  # 3 is what was said of 1
+    assert said(shipper(kind, words="done well"), path, "", "reset") == [*once, ("done", 2), ("well", 2)]
+
+
+@pytest.mark.parametrize("kind", ["projection", "handler"])
+def test_a_rebuild_that_begins_anew_in_the_middle_knows_whom_the_first_one_met(tmp_path: Path, kind: str) -> None:
+    path = str(tmp_path / "w.db")
+    said(shipper(kind, "a"), path, "abcb")
+    waiting = shipper(kind, "a", "b", bad="b")
+    assert said(waiting, path, "", "reset") == [("done", 1)]
+    with Harness(shipper(kind), path) as harness:
+        desk = harness.app.operate("ada")
+        desk.reset("ship", "begun")
+        desk.reset("ship", "and begun anew, before anything came")
+    assert said(shipper(kind, words="done well"), path)[1:] == [
+        (word, of) for of in (2, 3, 4) for word in ("done", "well")
+    ]

@@ -15,6 +15,7 @@ from redrive.failpoints import hit
 from redrive.replay.deed import Operator, find, need_function, need_reason
 from redrive.replay.rewind import check_all_come, take_back
 from redrive.store.filters import Asked, Filters
+from redrive.store.heard import keep_heard
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.store.progress import declared_tables, tables_of
 from redrive.store.pruned import check_whole
@@ -101,6 +102,7 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
         start = filters[0][0]  # where it once began; a seek does not change that
         check_whole(tx, row, start)
         cleared = _clear_tables(tx, row, declared_tables(tx.sql, row.id) if declared is None else declared.tables)
+        keep_heard(tx, row.id)
         tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})
         asked = _asked_anew(filters, declared)
         tx.progress.add_filter(row.id, start, asked.at(start))

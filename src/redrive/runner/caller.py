@@ -165,12 +165,12 @@ class Caller:
         self._ordinal = self._ordinal + 1 if self._emitted is event else 0
         self._emitted = event
         emission = duty.emitter.make(event, self._ordinal, log, type, data, key=chosen, **how)
-        settling.emit(event.position, emission)
+        settling.emit(event, emission)
         return emission.event.id
 
     def _cancel(self, event: Event[Any], log: Any, id: str) -> bool:
         name, settling = self.duty.emitter.named(log, "cancel"), self._durably()
-        return take_back(settling.tx, name, id, quiet=settling.is_quiet(event.position))
+        return take_back(settling.tx, name, id, quiet=settling.is_quiet(event))
 
     def _durably(self) -> Settling:
         """What others may see is synced: if this transaction is not, the function runs again in one that is."""

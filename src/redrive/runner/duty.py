@@ -29,9 +29,9 @@ from redrive.runner.call import describe, find_key
 from redrive.runner.handed import Handed
 from redrive.runner.standing import Standing
 from redrive.settings import Settings
+from redrive.store.heard import Heard, heard_of
 from redrive.store.identity import identity
 from redrive.store.keyed import Keyed
-from redrive.store.letters import WAS_OPEN
 from redrive.store.port import LetterRow, StoreTx, Subscribed
 from redrive.store.progress import member_of, member_row
 from redrive.store.scheduled import is_scheduled
@@ -122,7 +122,7 @@ class Duty:
         self.settled_at: float | None = None  # when we last did, as the store has it
         self.states: dict[str, tuple[int, bytes]] = {}
         self.keeper: Keeper | None = None  # of state that is not in the store
-        self.unheard: set[int] = set()  # positions that a rebuild may not silence: they were never applied before it
+        self.heard = Heard()  # whom a rebuild silences
         self.controls = False
         self.moved: dict[int, Work] = {}  # by position: what a rebuild will meet, with an edit that changes its key
         # By position: calls that have ended the transaction, and what they raised and where, until it is committed.
@@ -161,8 +161,7 @@ class Duty:
         }
         self.moved = self._find_moved(tx, row.position) if one.key_by is not None else {}
         if self.quiet_until:
-            marked = {"subscription": self.id, "was_open": WAS_OPEN}
-            self.unheard = {position for (position,) in tx.sql.all("letters_unheard", marked)}
+            self.heard = heard_of(tx, self.id)
         if former.owner == env.owner:  # our own loop ended by an error of the store: nobody died
             tx.keyed.excuse(self.member)
         tx.keyed.forget_settled(self.member, self.id, row.position)

@@ -352,7 +352,7 @@ class Projector:
         events, followers = duty.events(batch.rows), []
         if batch.alone is not None or self.caller.is_apart:
             return False
-        quiet = [settling.is_quiet(event.position) for event in events] if settling.quiet_until else []
+        quiet = [settling.is_quiet(event) for event in events] if settling.quiet_until else []
         if any(quiet) and not all(quiet):
             return False  # a rebuild: the emissions of some are to be left out, those of others not
         if duty.lanes or duty.subscription.key_by is not None:

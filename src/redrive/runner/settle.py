@@ -316,9 +316,10 @@ class Settling:
             self._run(effects.statements, self.tx)
         for emission in effects.emissions:
             if together and emission.event.expected_version is None:
-                self._queue_emission(work.position, emission)
+                self._queue_emission(work, emission)
             else:
-                self.emit(work.position, emission)
+                assert work.event is not None
+                self.emit(work.event, emission)
         if effects.state is not None:
             key, version, data = effects.state
             if together:
@@ -329,18 +330,18 @@ class Settling:
                 raise BugError(f"{self.duty.subscription.name}: state of key {key!r} moved inside its lane")
             self.states.append((key, (work.position, data) if data else (0, b"")))
 
-    def emit(self, position: int, emission: Emission) -> None:
+    def emit(self, event: Event[Any], emission: Emission) -> None:
         """Append with a derived id, unless a rebuild passes over what was emitted long ago."""
-        if not self.is_quiet(position):
+        if not self.is_quiet(event):
             self.tx.logs.append(emission.log, [emission.event])
             self.logs.add(emission.log)
 
-    def is_quiet(self, position: int) -> bool:
+    def is_quiet(self, event: Event[Any]) -> bool:
         """Were this event's emissions made before a rebuild? Those of a letter that was open then were not."""
-        return position <= self.quiet_until and position not in self.duty.unheard
+        return event.position <= self.quiet_until and self.duty.heard.has(event.position, event.type)
 
-    def _queue_emission(self, position: int, emission: Emission) -> None:
-        if not (self.quiet_until and self.is_quiet(position)):
+    def _queue_emission(self, work: Work, emission: Emission) -> None:
+        if not (self.quiet_until and work.event is not None and self.is_quiet(work.event)):
             if (queued := self._emissions.get(emission.log)) is None:
                 queued = self._emissions[emission.log] = []
             queued.append(emission.event)

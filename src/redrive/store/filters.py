@@ -18,6 +18,11 @@ class Asked:
         self._filters = [(position, tuple(types)) for position, types in filters]
         self._known: dict[tuple[tuple[str, ...], str], bool] = {}
 
+    @property
+    def begins(self) -> list[int]:
+        """The positions above which another filter holds."""
+        return [position for position, _ in self._filters]
+
     def spans(self, above: int, upto: int) -> Iterator[tuple[int, int, tuple[str, ...]]]:
         """(above, up to, types) for each stretch of positions under one filter; the first holds for all before it."""
         starts = [position for position, _ in self._filters[1:]]

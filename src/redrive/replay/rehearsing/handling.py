@@ -225,7 +225,7 @@ class Handling(Scene):
         effects, position = called.effects, called.letter.position
         assert effects is not None
         tx.strict(run_statements)(effects.statements, tx)
-        emitted += [(one.log, one.event.type) for one in effects.emissions if self.emit(tx, position, one)]
+        emitted += [(one.log, one.event.type) for one in effects.emissions if self.emit(tx, called.letter, one)]
         if effects.state is not None:
             key, version, data = effects.state
             if not tx.keyed.save(self.row.id, key, version, data, position):

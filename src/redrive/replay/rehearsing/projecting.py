@@ -78,10 +78,10 @@ class Projecting(Scene):
         self._ordinal += 1
         emission = self.emitter.make(event, self._ordinal, log, type, data, key=chosen, **how)
         assert self._tx is not None
-        if self.emit(self._tx, event.position, emission):
+        if self.emit(self._tx, event, emission):
             self._emissions.append((emission.log, emission.event.type))
         return emission.event.id
 
     def _cancel(self, event: Event[Any], log: Any, id: str) -> bool:
         assert self._tx is not None
-        return take_back(self._tx, self.emitter.named(log, "cancel"), id, quiet=self.is_quiet(event.position))
+        return take_back(self._tx, self.emitter.named(log, "cancel"), id, quiet=self.is_quiet(event))

@@ -24,8 +24,8 @@ from redrive.replay.rehearsing.cast import Lane, Run, cannot
 from redrive.runner.call import attempt, describe, find_key, outcome_of
 from redrive.runner.enroll import check_declared, check_tables
 from redrive.settings import Settings
+from redrive.store.heard import Heard, heard_of
 from redrive.store.identity import identity
-from redrive.store.letters import WAS_OPEN
 from redrive.store.port import Counts, LetterRow, Stage, Store, StoreTx, Subscribed
 from redrive.store.rehearsing import OffScript
 from redrive.subscription import Subscription
@@ -92,9 +92,7 @@ class Scene:
             self.emitter = Emitter(
                 identity(tx, row), house.types, house.env, subscription.outboxes, subscription.runtime
             )
-            marked = {"subscription": row.id, "was_open": WAS_OPEN}
-            unheard = tx.sql.all("letters_unheard", marked) if self._quiet_until else []
-            self._unheard = {position for (position,) in unheard}
+            self._heard = heard_of(tx, row.id) if self._quiet_until else Heard()
 
     @property
     def waits(self) -> bool:
@@ -203,16 +201,16 @@ class Scene:
         result: Result = "would fail the same way" if same else "would fail differently"
         return Rehearsed(letter, result, failure.message, failure.error_type, failure.fingerprint)
 
-    def emit(self, tx: StoreTx, position: int, emission: Emission) -> bool:
+    def emit(self, tx: StoreTx, of: Event[Any] | LetterRow, emission: Emission) -> bool:
         """Append, as the settling transaction would; False if that event is there already, or is not to be heard."""
-        if self.is_quiet(position):
+        if self.is_quiet(of):
             return False
         repeated = tx.logs.append(emission.log, [emission.event])[1]
         return not repeated and emission.event.due is not WITHDRAWN
 
-    def is_quiet(self, position: int) -> bool:
+    def is_quiet(self, of: Event[Any] | LetterRow) -> bool:
         """Were this event's emissions made before a rebuild?"""
-        return position <= self._quiet_until and position not in self._unheard
+        return of.position <= self._quiet_until and self._heard.has(of.position, of.type)
 
     def keep(self, tx: StoreTx, letter: LetterRow, error: BaseException | None) -> None:
         """Close the letter's savepoint: what it did stays for those behind it, or is undone."""
