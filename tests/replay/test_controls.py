@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,3 +175,48 @@ def test_a_request_for_a_letter_that_moved_is_refused(bank: Any) -> None:
     bank.run()
     assert [action for _, action, _, _ in bank.audit()][-2:] == ["reopened", "reopen refused"]
     assert bank.state_of("remind", position) == "dead"
+
+
+@pytest.mark.parametrize("change", ["another key", "an order"])
+def test_a_letter_that_is_reopened_waits_in_the_lane_that_its_event_has_by_now(tmp_path: Path, change: str) -> None:
+    path = str(tmp_path / "w.db")
+    seen: list[int] = []
+
+    def declared(bad: set[int], **options: Any) -> App:
+        app = App("unused.db")
+
+        @app.on(app.log("logins"), name="watch", start="first", retry=no_retry, **options)
+        def watch(event: Event[Any], ctx: Ctx) -> None:
+            if event.position in bad:
+                raise Reject("bad")
+            seen.append(event.position)
+
+        return app
+
+    before, after = {
+        "another key": ({"key_by": "user"}, {"key_by": "team"}),
+        "an order": ({"key_by": "team", "order": "none"}, {"key_by": "team"}),
+    }[change]
+    with Harness(declared({2}, **before), path) as harness:
+        for user in ("ada", "bob"):
+            harness.append("logins", "login", {"user": user, "team": "x"})
+        harness.run_until_idle()
+        (second,) = harness.letters("dead")
+        harness.app.operate("ada").letters.discard(second, "stale")
+    app = declared({1}, **after)
+    with Harness(app, path) as harness:
+        desk = app.operate("ada")
+        desk.reset("watch", "by team, in order")
+        harness.run_until_idle()
+        seen.clear()
+        desk.letters.reopen(second.id, "not stale at all")
+        harness.run_until_idle()
+        assert seen == []
+        assert [(letter.position, letter.lane) for letter in harness.letters()[-2:]] == [(1, "x"), (2, "x")]
+        assert all(verdict.sound for verdict in desk.verify())
+    app = declared(set(), **after)
+    with Harness(app, path) as harness:
+        harness.replay()
+        harness.run_until_idle()
+        assert seen == [1, 2]
+        assert all(verdict.sound for verdict in app.operate("ada").verify())

@@ -37,7 +37,7 @@ class Control(NamedTuple):
 def perform(duty: Duty, busy: Busy) -> None:
     """Answer what was asked, except where the lane is busy: that waits. Runs where writing happens."""
     with duty.engine.store.reading() as tx:
-        asked = [(control, tx.letters.get(control.letter)) for control in map(Control._make, tx.books.asked(duty.id))]
+        asked = [(control, _letter(tx, duty, control)) for control in map(Control._make, tx.books.asked(duty.id))]
     mine = [(control, letter) for control, letter in asked if is_asked(duty, letter)]
     ready = [control for control, letter in mine if letter is None or _is_idle(duty, letter, busy)]
     for control in ready:
@@ -51,6 +51,16 @@ def perform(duty: Duty, busy: Busy) -> None:
         duty.load_lanes(tx, row.parked_version)
 
 
+def _letter(tx: StoreTx, duty: Duty, control: Control) -> LetterRow | None:
+    """The letter, in the lane where its event would be now: what was closed stayed where it was at every rekey."""
+    letter = tx.letters.get(control.letter)
+    row = None if letter is None else tx.sql.one("event_by_position", (letter.position, duty.log_id))
+    if letter is None or row is None:
+        return letter
+    work = duty.work(from_row(row, duty.engine.types))
+    return letter if work.lane == letter.lane else letter._replace(lane=work.lane, key=work.key)
+
+
 def _is_idle(duty: Duty, letter: LetterRow, busy: Busy) -> bool:
     """Nothing of the lane runs, and nothing before the letter is still to come, as it is early in a rebuild."""
     return letter.position <= duty.window.position and not busy(letter.lane, letter.id)
@@ -60,7 +70,7 @@ def _answer(duty: Duty, control: Control) -> None:
     engine, name, target = duty.engine, duty.subscription.name, f"letter {control.letter}"
     with engine.store.transaction() as tx:
         tx.progress.fence(duty.member, duty.epoch, duty.window.position)
-        now, letter = engine.env.clock.now(), tx.letters.get(control.letter)
+        now, letter = engine.env.clock.now(), _letter(tx, duty, control)
         why = "there is no such letter" if letter is None else _reopen(tx, duty, control, letter, now)
         tx.books.answered(control.id)
         action = "reopen refused" if why else "reopened"
@@ -77,6 +87,9 @@ def _reopen(tx: StoreTx, duty: Duty, control: Control, letter: LetterRow, now: f
         return f"a later event of its lane is settled already (position {later})"
     values = {"id": letter.id, "rev": control.rev, "now": now}
     changed = tx.sql.run("letter_reopen", values)
+    stored = tx.letters.get(letter.id)
+    if changed and stored is not None and stored.lane != letter.lane:
+        tx.sql.run("letter_rekey", {"id": letter.id, "lane": letter.lane, "key": letter.key, "now": now})
     return "" if changed else f"it changed since it was asked for: it is {letter.state} now (revision {letter.rev})"
 
 
