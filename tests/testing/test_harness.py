@@ -12,7 +12,7 @@ import pytest
 
 from redrive import App, Reject, UsageError, retry
 from redrive.settings import Settings
-from redrive.testing import FakeClock, Harness
+from redrive.testing import FakeClock, FakeEnv, Harness
 from redrive.testing.crashing import Crashed
 
 # An app as a module of a program declares it; its store does not exist and must never be asked for.
@@ -277,3 +277,16 @@ def test_the_clock_can_be_set(harness: Harness) -> None:
     assert isinstance(harness.clock, FakeClock)
     harness.clock.jump(86_400)
     assert harness.append(orders, "order.placed", {"cents": 1}).time.day == 2
+
+
+def test_who_is_idle_for_long_still_hears_of_another_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[int] = []
+    idle, busy = App("unused.db"), App("unused.db")
+    idle.on(idle.log("orders"), name="look", start="first")(lambda event, ctx: seen.append(event.position))
+    path, settings = str(tmp_path / "two.db"), Settings()
+    with Harness(idle, path, settings=settings) as here:
+        here.advance("10m")
+        with Harness(busy, path, settings=settings, env=FakeEnv(here.clock, owner="another")) as there:
+            there.append("orders", "order.placed")
+            here.advance("1s")
+    assert (seen, caplog.messages) == ([1], [])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from redrive.testing.exactly_once import check_exactly_once
     from redrive.testing.failpoints import failpoint
-    from redrive.testing.fakes import FakeCtx, make_event
+    from redrive.testing.fakes import FakeCtx, FakeEnv, make_event
     from redrive.testing.harness import Harness
     from redrive.testing.proxy import FaultProxy
     from redrive.testing.virtual import FakeClock
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "FakeClock": "virtual",
     "FakeCtx": "fakes",
+    "FakeEnv": "fakes",
     "FaultProxy": "proxy",
     "Harness": "harness",
     "check_exactly_once": "exactly_once",
@@ -26,7 +27,7 @@ _HOMES = {
     "make_event": "fakes",
 }
 
-__all__ = ["FakeClock", "FakeCtx", "FaultProxy", "Harness", "check_exactly_once", "failpoint", "make_event"]
+__all__ = ["FakeClock", "FakeCtx", "FakeEnv", "FaultProxy", "Harness", "check_exactly_once", "failpoint", "make_event"]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,7 @@ class MortalStore(SqliteStore):
         self.dead = False
         self._fault = fault
         super().__init__(path, busy_timeout=busy_timeout, checkpoint_pages=checkpoint_pages, inline=True)
+        self.written = None  # the kernel tells of writing in its own time: here one looks
 
     def _begin(self, tx: SqliteTx) -> None:
         self._check_pulse()
