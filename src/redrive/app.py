@@ -52,6 +52,10 @@ class AppTx(Tx):
         self.is_over = False
         self.pending: list[tuple[str, NewEvent]] = []
 
+    def end(self) -> None:
+        """The block is left: what is asked for now would be part of nothing."""
+        self.is_over, self.execute, self.executemany = True, _refused_as_over, _refused_as_over
+
 
 class App(Declarations):
     """Declare logs and functions on one store, and run them.
@@ -96,7 +100,8 @@ class App(Declarations):
                 with _as_lent(tx.connection):
                     yield user
             finally:
-                self.runtime.transacting, user.is_over = None, True
+                self.runtime.transacting = None
+                user.end()
             from redrive.store.append import append_all  # with the store that it is for
 
             rows, _ = append_all(tx.logs, tx.sql, [(log, [event]) for log, event in user.pending])
@@ -231,6 +236,10 @@ def _upkeep(runtime: Runtime, logs: Mapping[str, float]) -> Upkeep | None:
 
     operator = Operator(runtime.store, runtime.env, runtime.signals)
     return Upkeep(operator, settings.prune_cron, settings.prune_older_than, logs)
+
+
+def _refused_as_over(*_: Any) -> Any:
+    raise UsageError("tx is over: use it inside of the block of `with app.transaction() as tx`")
 
 
 @contextmanager

@@ -228,6 +228,15 @@ def test_a_transaction_that_is_over_takes_no_more_events(app: App, harness: Harn
     assert [event.data for event in orders.read()] == [1]
 
 
+def test_a_transaction_that_is_over_runs_no_more_statements(app: App, harness: Harness) -> None:
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE notes (n INTEGER)")
+    for call in (lambda: tx.execute("SELECT 1"), lambda: tx.executemany("INSERT INTO notes VALUES (?)", [(1,)])):
+        with pytest.raises(UsageError, match="tx is over"):
+            call()
+    assert harness.query("SELECT n FROM notes") == []
+
+
 def test_a_transaction_of_another_store_is_no_place_for_an_event(tmp_path: Path) -> None:
     """It would be in a log of that name over there, where nobody looks for it."""
     here, there, same = App(str(tmp_path / "a.db")), App(str(tmp_path / "b.db")), App(f"sqlite:///{tmp_path}/./a.db")
