@@ -317,7 +317,8 @@ def store_path(url: str | None) -> str:
     """The file behind a store's name."""
     if not url:
         raise UsageError(
-            'no store: write App("shop.db"), set REDRIVE_STORE, or put store = "shop.db" into redrive.toml'
+            'no store: write App("shop.db"), set REDRIVE_STORE, or put store = "shop.db" into redrive.toml. '
+            "A command takes --store FILE or --app MODULE:APP, too"
         )
     scheme, separator, rest = url.partition("://")
     if not separator:

@@ -192,3 +192,8 @@ def test_a_cause_that_was_fixed_and_comes_back_has_regressed(many: Any) -> None:
         note(operator, "nothing like it", "x")
     with pytest.raises(UsageError, match="needs a text"):
         note(operator, cause, "  ")
+
+
+def test_too_little_of_an_id_is_said_to_be_too_little(bank: Any) -> None:
+    with pytest.raises(UsageError, match="4 characters of an event's id are wanted"):
+        select(bank.app.runtime.store, Selection(ids=("e4",)))

@@ -175,7 +175,9 @@ def _named(tx: StoreTx, text: str) -> LetterRow:
         assert letter is not None
         return letter
     if not found:
-        raise UsageError(f"there is no letter {text}; `redrive dlq list` shows those there are")
+        is_short = len(text) < EVENT_CHARS_MIN and not text.isdecimal()
+        few = f" ({EVENT_CHARS_MIN} characters of an event's id are wanted)" if is_short else ""
+        raise UsageError(f"there is no letter {text}{few}; `redrive dlq list` shows those there are")
     several = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
     raise UsageError(f"{text} is the beginning of several: letters {several}; use a letter's number")
 
