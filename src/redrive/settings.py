@@ -138,7 +138,7 @@ class Settings(_Checked, frozen=True, kw_only=True):
     batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
     window_max: Count = 1_200  # events per subscription read and not settled; more leave the processor's cache
     lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk
-    poll_min: Seconds = duration("1ms")  # how soon to look for others' events while there are many; Postgres tells
+    poll_min: Seconds = duration("0.5ms")  # how soon to look for others' events while there are many; Postgres tells
     poll_max: Seconds = duration("50ms")  # the same when idle and nobody tells; shorter would cost a percent of a core
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions

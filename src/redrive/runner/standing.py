@@ -158,6 +158,10 @@ class Standing:
             stand.rings += 1
         return False
 
+    def begin_all(self) -> set[str]:
+        """Any log may have grown. Those of which this holds are given: nobody who reads them here is to be woken."""
+        return {log for log in self._readers if self.begin(log)}
+
 
 class Together:
     """Around a transaction in which a log grows: who waits for that takes its turn in it, and is told how it ended."""

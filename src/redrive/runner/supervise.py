@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from redrive.mirrors.port import LETTERS
 from redrive.observe import signals as sig
 from redrive.policy.lease import Lease
 from redrive.runner import leases
-from redrive.runner.bridge import Bridge
+from redrive.runner.bridge import Bridge, ask
 from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
 from redrive.runner.healing import Heal, Healing, Steps
@@ -29,7 +30,8 @@ from redrive.runner.mirror import MirrorLoop
 from redrive.runner.roster import Roster
 from redrive.runner.scheduling import Scheduler
 from redrive.runner.trimming import Trim, Trimming
-from redrive.runner.wake import Wake, watch
+from redrive.runner.wake import Looks, Wake, listen, watch
+from redrive.runner.watchman import Watchman
 from redrive.store.port import Subscribed
 from redrive.subscription import Subscription
 
@@ -75,7 +77,7 @@ class Supervisor:
         )
         self.roster = Roster(engine, work)
         self.scheduler = Scheduler(engine, bridge, pause=engine.settings.poll_max if threads else 0.0)
-        self._resting = asyncio.Event()
+        self._resting: asyncio.Event | threading.Event = threading.Event() if threads else asyncio.Event()
         self.wakes = {post: Wake(self._resting) for post in self.posts}
         self.loops: dict[str, Loop] = {}
         self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
@@ -95,6 +97,32 @@ class Supervisor:
             if subscription.source == log_name:
                 self.wakes[post].ring()
 
+    async def _watch(self) -> None:
+        """Have whoever waits hear of what other processes commit, until cancelled."""
+        engine, wakes, also = self.engine, self.wakes.values(), self.scheduler.wake
+        low, high, bell = engine.settings.poll_min, engine.settings.poll_max, engine.store.bell
+        if bell is not None:
+            await listen(bell, [*wakes, also])
+        elif isinstance(self._resting, asyncio.Event):
+            await watch(engine.store, wakes, self._resting, low, high, also=also)
+        else:
+            await Watchman(
+                engine.store, wakes, self._resting, Looks(low, high), standing=engine.standing,
+                ring=partial(self._ring, asyncio.get_running_loop()), monotonic=engine.env.clock.monotonic,
+            ).work()  # fmt: skip
+
+    def _ring(self, loop: asyncio.AbstractEventLoop, quiet: Collection[str]) -> None:
+        """Somebody has committed: wake everybody but those who read these logs. From any thread."""
+        wakes = [
+            self.wakes[post]
+            for post, (subscription, _, _) in self.posts.items()
+            if subscription.origin is not None or subscription.source not in quiet  # who lands reads the broker
+        ]
+        if not self.scheduler.wake.pending:
+            wakes.append(self.scheduler.wake)
+        if wakes:
+            ask(loop, _ring_all, wakes)
+
     def stop(self, why: str) -> None:
         """Finish or roll back, then hand over. Only from the event loop's thread."""
         if not self.stopping:
@@ -108,13 +136,7 @@ class Supervisor:
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Until stopped, or until nothing is left to do."""
-        settings = self.engine.settings
-        watcher = asyncio.create_task(
-            watch(
-                self.engine.store, self.wakes.values(), self._resting, settings.poll_min, settings.poll_max,
-                also=self.scheduler.wake,
-            )
-        )  # fmt: skip
+        watcher = asyncio.create_task(self._watch())
         await self._beat()
         beating = asyncio.create_task(self._beat_on())
         self.scheduler.on_idle = self._settled.set
@@ -365,3 +387,8 @@ class Supervisor:
             await self.bridge.run(job)  # type: ignore[arg-type]
         except (StoreError, Fenced) as error:
             log.debug("could not note it in the store: %s", error)
+
+
+def _ring_all(wakes: Iterable[Wake]) -> None:
+    for wake in wakes:
+        wake.ring()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
+from typing import Protocol
 
 from redrive.errors import StoreError
 from redrive.runner.stir import Stir
@@ -18,10 +19,16 @@ CALM = 20  # so many of the longest pauses without a word, and the next is liste
 ASLEEP = 4  # so many of the longest pauses are slept through by who is told: it looks, in case it was not
 
 
+class Flag(Protocol):
+    """An Event, of threads or of the event loop."""
+
+    def set(self) -> None: ...
+
+
 class Wake:
     """A loop's alarm clock: rings when told or when the time is over."""
 
-    def __init__(self, resting: asyncio.Event) -> None:
+    def __init__(self, resting: Flag) -> None:
         self._event = asyncio.Event()
         self._resting = resting  # set whenever some loop begins to wait
         self.is_waited_for = False
@@ -56,20 +63,55 @@ class Wake:
         self.rung, self._rings = self._rings, 0
 
 
+class Looks:
+    """How soon to look again: often while there is news, seldom when idle."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self._low, self._high = low, high
+        self._patience, self._told_at = low, -inf  # how long to wait after somebody wrote: longer if it was no news
+        self.begin()
+
+    def begin(self) -> None:
+        """As if there had been news."""
+        self.pause, self._growth = self._low, SLOWER
+
+    def looked(self, *, news: bool) -> None:
+        """We have looked."""
+        if news:
+            self._patience = self._low
+            self.begin()
+        else:
+            self.pause *= self._growth
+
+    @property
+    def are_seldom(self) -> bool:
+        """Is the pause so long that somebody might tell that it is over?"""
+        return self.pause > DROWSY * self._low
+
+    def limit(self, *, is_told: bool) -> float:
+        """The pause, which is not longer than it may be."""
+        self.pause = min(self.pause, ASLEEP * self._high if is_told else self._high)
+        return self.pause
+
+    def told(self, now: float) -> float:
+        """Somebody writes: it takes a moment until there is something to be seen."""
+        if now - self._told_at > CALM * self._high:
+            self._patience = self._low
+        self._told_at, self.pause, self._growth = now, self._patience, MUCH_SLOWER
+        self._patience = min(2 * self._patience, self._high)
+        return self.pause
+
+
 async def watch(
     store: Store, wakes: Iterable[Wake], resting: asyncio.Event, low: float, high: float, *, also: Wake
 ) -> None:
-    """Wake everybody when another process has committed, until cancelled."""
-    bell = store.bell
-    if bell is None:
-        stir = None if store.written is None else Stir(store.written)
-        try:
-            await poll(store.changed, wakes, resting, low, high, also=also, stir=stir)
-        finally:
-            if stir is not None:
-                stir.close()
-    else:
-        await listen(bell, [*wakes, also])
+    """Wake everybody when another process has committed, until cancelled; on the event loop alone."""
+    stir = None if store.written is None else Stir(store.written)
+    try:
+        await poll(store.changed, wakes, resting, low, high, also=also, stir=stir)
+    finally:
+        if stir is not None:
+            stir.close()
 
 
 async def listen(bell: Bell, wakes: Iterable[Wake]) -> None:
@@ -106,57 +148,47 @@ async def poll(
     `also` is rung, too, but that it waits is no reason to look.
     """
     while True:
-        if not _anybody_waits(wakes):  # whoever works looks for itself, and is not disturbed
+        if not anybody_waits(wakes):  # whoever works looks for itself, and is not disturbed
             resting.clear()
             await resting.wait()
-        await _look_until_all_are_busy(changed, wakes, low, high, also, stir)
+        await _look_until_all_are_busy(changed, wakes, Looks(low, high), also, stir)
 
 
 async def _look_until_all_are_busy(
-    changed: Callable[[], bool], wakes: Iterable[Wake], low: float, high: float, also: Wake, stir: Stir | None
+    changed: Callable[[], bool], wakes: Iterable[Wake], looks: Looks, also: Wake, stir: Stir | None
 ) -> None:
     """A timer that sets itself again: waking a task that sleeps is a second step, a fifth of what being idle costs."""
     loop = asyncio.get_running_loop()
     busy: asyncio.Future[None] = loop.create_future()
     timer: asyncio.TimerHandle
-    patience, told_at = low, -inf  # how long to wait after somebody wrote: longer each time that it was no news
 
-    def look(pause: float, growth: float) -> None:
-        nonlocal timer, patience
+    def look() -> None:
+        nonlocal timer
         if busy.done():
             return
         if stir is not None:
             stir.clear()  # before we look: what is written later has to be told
-        try:
-            news = changed()
-        except StoreError:
-            news = False
+        news = has_news(changed)
         if news:
-            patience = low
             for wake in (*wakes, also):
                 wake.ring()
-        elif not _anybody_waits(wakes):
+        elif not anybody_waits(wakes):
             busy.set_result(None)
             return
-        pause, growth = (low, SLOWER) if news else (pause * growth, growth)
-        longest = high
-        if stir is not None and pause > DROWSY * low and stir.listens():
+        looks.looked(news=news)
+        is_told = False
+        if stir is not None and looks.are_seldom and stir.listens():
             loop.add_reader(stir, hurry, stir)
-            longest = ASLEEP * high
-        pause = min(pause, longest)
-        timer = loop.call_later(pause, look, pause, growth)
+            is_told = True
+        timer = loop.call_later(looks.limit(is_told=is_told), look)
 
     def hurry(stir: Stir) -> None:
-        nonlocal timer, patience, told_at
-        if loop.time() - told_at > CALM * high:
-            patience = low
-        told_at = loop.time()
+        nonlocal timer
         loop.remove_reader(stir)
         timer.cancel()
-        timer = loop.call_later(patience, look, patience, MUCH_SLOWER)
-        patience = min(2 * patience, high)
+        timer = loop.call_later(looks.told(loop.time()), look)
 
-    timer = loop.call_later(low, look, low, SLOWER)
+    timer = loop.call_later(looks.pause, look)
     try:
         await busy
     finally:
@@ -165,5 +197,14 @@ async def _look_until_all_are_busy(
             loop.remove_reader(stir)
 
 
-def _anybody_waits(wakes: Iterable[Wake]) -> bool:
+def has_news(changed: Callable[[], bool]) -> bool:
+    """Has another process committed? Who cannot ask the store is halted by it elsewhere."""
+    try:
+        return changed()
+    except StoreError:
+        return False
+
+
+def anybody_waits(wakes: Iterable[Wake]) -> bool:
+    """Does some loop wait for what others commit?"""
     return any(wake.is_waited_for for wake in wakes)
