@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from redrive.tracking.tracker import Tracker
 
+ANSWER_SECONDS_MAX = 1.0  # who has not returned when a stop was over is given so much longer
 MEMORY = ":memory:"  # as SQLite says it; for the simulator
 
 
@@ -57,6 +58,7 @@ class Runtime:
         self.inline = inline
         self.deps: Any = None
         self.supervisor: Working | None = None  # while this process runs the app's subscriptions
+        self.is_left = False  # has it been stopped while something was under way where writing happens?
         self.transacting: asyncio.Task[Any] | None = None  # the task that is inside app.transaction()
         self.origins: dict[str, str] | None = None  # where the settings came from; None: from the program, or unread
         self._url = None if url is None else os.fspath(url)
@@ -217,8 +219,11 @@ class Runtime:
             self._tracker.close()
         with self._lock:
             store, self._store = self._store, None
-        if store is not None:
+        if store is not None and self.is_left and not _answers(store):
+            _leave_alone(store)  # to close it would wait for a function that may never return
+        elif store is not None:
             store.close()
+        self.is_left = False
         self.signals.close()
 
     # ------------------------------------------------------------ waking
@@ -300,12 +305,22 @@ def _postgres() -> Any:
     return postgres
 
 
-def _leave_alone(inherited: Store | None) -> None:
-    """Closing a connection that came through a fork would undo what the parent is writing: it is kept for good."""
-    if inherited is not None:
-        import ctypes  # only ever in a forked child
+def _answers(store: Store) -> bool:
+    """Is there nobody who hangs where writing happens?"""
+    answered = threading.Event()
+    store.submit(lambda: None, lambda result, error: answered.set())
+    return answered.wait(ANSWER_SECONDS_MAX)
 
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+
+def _leave_alone(store: Store | None) -> None:
+    """Closing a connection that came through a fork would undo what the parent is writing: it is kept for good.
+
+    So it is if a function in another thread writes on it.
+    """
+    if store is not None:
+        import ctypes  # only ever in a forked child, and after a function that hangs
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
 
 
 def store_address(url: str | None) -> str:

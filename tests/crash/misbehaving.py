@@ -110,4 +110,7 @@ def work(path: str, form: str, deed: str, calls: str, until_idle: bool = True, s
     app = build(path, form, deed, calls, **more)
     if signals:
         app.listen(Hearing(signals))
-    app.run(until_idle=until_idle)
+    try:
+        app.run(until_idle=until_idle)
+    finally:
+        app.close()  # as `redrive run` does

@@ -71,6 +71,7 @@ async def supervised(
         finally:
             runtime.read_by(None, None)
             runtime.supervisor = None
+            runtime.is_left = runtime.is_left or supervisor.is_left
             runtime.signals.flush(1.0)
 
 

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ class Supervisor:
         self.wakes = {post: Wake(self._resting) for post in self.posts}
         self.loops: dict[str, Loop] = {}
         self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
-        self.stopping = False
+        self.stopping = self.is_left = False  # is left: it has ended, and something is under way where writing happens
         self.healing: dict[str, Healing] = {}  # of subscriptions whose first partition is ours; "" is pruning
         self._heal, self._trim, self._upkeep, self._threads = heal, trim, upkeep, threads
         self._settled = asyncio.Event()
@@ -160,8 +160,10 @@ class Supervisor:
             for task in (watcher, beating, scheduling, *keepers):
                 task.cancel()
             await asyncio.gather(watcher, beating, scheduling, *keepers, return_exceptions=True)
-            with suppress(TimeoutError):  # a function may hang where writing happens
+            try:
                 await asyncio.wait_for(self._quietly(self.roster.leave), LEAVE_SECONDS_MAX)
+            except TimeoutError:  # a function may hang where writing happens
+                self.is_left = True
 
     async def _wind_down(self, keepers: list[asyncio.Task[None]]) -> None:
         """A graceful stop: running functions may finish, but not for ever."""
