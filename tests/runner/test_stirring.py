@@ -209,3 +209,10 @@ def descriptors() -> int:
     """How many this process has open; the listing itself is always one of them."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def test_a_python_without_ctypes_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    written = tmp_path / "shop.db-wal"
+    written.touch()
+    assert not Stir(str(written)).listens()

@@ -341,11 +341,41 @@ def test_a_turn_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> N
             store.news.put(True)
             assert await asyncio.to_thread(hangs.wait, SECONDS_MAX)
 
+    before = len(os.listdir("/proc/self/fd"))
     run(main)
     [thread] = alive()
     may_end.set()
     thread.join(SECONDS_MAX)
     assert not thread.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == before, "it closes its descriptors itself when it returns"
+
+
+def test_a_look_that_dies_is_told_and_begun_again(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def die(changed: Callable[[], bool]) -> bool:
+        monkeypatch.undo()
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(watchman, "has_news", die)
+    app, other, seen = App(path, settings=Settings(lease=1e6, halt_wait=0.01, halt_wait_max=0.01)), App(path), []
+
+    @app.projection(app.log("orders"))
+    def note(event: Event[Any], tx: Tx) -> None:
+        seen.append(event.data)
+
+    async def main() -> None:
+        async with app.running():
+            while "too many open files" not in caplog.text:
+                await asyncio.sleep(0)
+            await asyncio.to_thread(other.log("orders").append, "placed", 1)
+            while not seen:
+                await asyncio.sleep(0)
+
+    run(main)
+    app.close()
+    other.close()
+    assert seen == [1]
 
 
 def test_a_program_that_asks_a_kernel_that_tells_nothing_is_told_later(

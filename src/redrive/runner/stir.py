@@ -55,16 +55,16 @@ class Stir:
 
 def _watching(path: str) -> int | None:
     """A descriptor of the kernel's that says when this file is written to; None if there is none to be had."""
-    import ctypes  # only in a process that runs subscriptions, and is idle
-
-    libc = ctypes.CDLL(None)
     try:
+        import ctypes  # only in a process that runs subscriptions, and is idle
+
+        libc = ctypes.CDLL(None)
         descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor < 0:
             return None
         if libc.inotify_add_watch(descriptor, os.fsencode(path), IN_MODIFY) < 0:
             os.close(descriptor)
             return None
-    except AttributeError:  # a C library without it
+    except (ImportError, OSError, AttributeError):  # a Python without ctypes, a C library without it
         return None
     return descriptor

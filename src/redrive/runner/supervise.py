@@ -97,6 +97,15 @@ class Supervisor:
             if subscription.source == log_name:
                 self.wakes[post].ring()
 
+    async def _watch_on(self) -> None:
+        """Look, and again after whatever ends it: else nobody would hear of others until a lease is to be renewed."""
+        while True:
+            try:
+                await self._watch()
+            except Exception:
+                log.exception("looking for what other processes commit stopped by a bug; it is tried again")
+                await asyncio.sleep(self.engine.settings.halt_wait_max)
+
     async def _watch(self) -> None:
         """Have whoever waits hear of what other processes commit, until cancelled."""
         engine, wakes, also = self.engine, self.wakes.values(), self.scheduler.wake
@@ -136,7 +145,7 @@ class Supervisor:
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Until stopped, or until nothing is left to do."""
-        watcher = asyncio.create_task(self._watch())
+        watcher = asyncio.create_task(self._watch_on())
         await self._beat()
         beating = asyncio.create_task(self._beat_on())
         self.scheduler.on_idle = self._settled.set

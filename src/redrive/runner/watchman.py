@@ -14,12 +14,14 @@ import select
 import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 
 from redrive.errors import StoreError
-from redrive.runner.bridge import ask
+from redrive.runner.bridge import answer, heard
 from redrive.runner.standing import Standing
 from redrive.runner.stir import Stir
 from redrive.runner.wake import Looks, Wake, anybody_waits, has_news
+from redrive.store.groups import run_here
 from redrive.store.port import Store
 
 Ring = Callable[[Collection[str]], None]  # wake everybody but those who read these logs; from any thread
@@ -43,33 +45,39 @@ class Watchman:
 
     async def work(self) -> None:
         """Until cancelled."""
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        over.add_done_callback(heard)
         self._hurry, hurried = os.pipe()
-
-        def run() -> None:
-            try:
-                self._watch()
-            finally:
-                if self._stir is not None:
-                    self._stir.close()
-                ask(loop, over.set)
-
-        thread = threading.Thread(target=run, name="redrive-watchman", daemon=True)
-        thread.start()
+        thread = threading.Thread(
+            target=run_here, args=(self._watch, partial(answer, over)), name="redrive-watchman", daemon=True
+        )
         try:
-            await over.wait()
+            thread.start()
+            await asyncio.wait([over])
+            over.result()  # it ends by itself only if something is wrong
         finally:
             self._stopped.set()
             self._resting.set()
-            os.write(hurried, b"!")
-            with suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), LEAVE_SECONDS_MAX)
+            if not over.done():
+                with suppress(BrokenPipeError):  # it has ended meanwhile
+                    os.write(hurried, b"!")
+            os.close(hurried)
+            if thread.ident is None:  # there was no thread to be had
                 os.close(self._hurry)
-                os.close(hurried)
+            else:
+                await asyncio.wait([over], timeout=LEAVE_SECONDS_MAX)
 
     # ------------------------------------------------------------ the thread
 
     def _watch(self) -> None:
+        try:
+            self._look_on()
+        finally:
+            os.close(self._hurry)  # here: a turn may keep us longer than anybody waits
+            if self._stir is not None:
+                self._stir.close()
+
+    def _look_on(self) -> None:
         while not self._stopped.is_set():
             self._resting.clear()  # before we look who waits: who does from here on sets it again
             if not anybody_waits(self._wakes):  # whoever works looks for itself, and is not disturbed
