@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -24,6 +25,7 @@ from redrive.settings import Settings
 SECONDS_MAX = 30  # what is waited for is there long before
 LOW, HIGH = 0.001, 0.02
 NAME = "redrive-watchman"
+MAIN = threading.main_thread()
 
 
 @pytest.fixture
@@ -376,6 +378,46 @@ def test_a_look_that_dies_is_told_and_begun_again(
     app.close()
     other.close()
     assert seen == [1]
+
+
+def test_who_waits_for_a_turn_that_another_thread_takes_is_seen_to_wait(path: str) -> None:
+    """A turn with a backlog makes room when somebody else wants to write: the writer's thread itself may be waiting."""
+    app, wanted = App(path), list[bool]()
+    store: Any = app.runtime.store
+
+    def job() -> None:
+        wanted.append(store.is_wanted)
+        store.submit(lambda: None, lambda result, error: None)
+        while not store._writer._queue.empty():  # until the thread has taken it, and waits for us
+            pass
+        wanted.append(store.is_wanted)
+
+    while not wanted:  # in this thread, as soon as the other has nothing to do
+        store.submit(lambda: threading.current_thread() is MAIN and job(), lambda result, error: None, here=True)
+    app.close()
+    assert wanted == [False, True]
+
+
+def test_a_question_that_fails_is_asked_again(path: str) -> None:
+    app, other = App(path), App(path)
+    store: Any = app.runtime.store
+    store.changed()
+    other.log("orders").append("placed", 1)
+    real = store._watch
+
+    class Failing:
+        def execute(self, sql: str) -> Any:
+            if "data_version" in sql:
+                return real.execute(sql)
+            raise sqlite3.OperationalError("disk I/O error")
+
+    store._watch = Failing()
+    with pytest.raises(StoreError, match="disk I/O error"):
+        store.changed()
+    store._watch = real
+    assert store.changed()
+    app.close()
+    other.close()
 
 
 def test_a_program_that_asks_a_kernel_that_tells_nothing_is_told_later(

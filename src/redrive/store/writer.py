@@ -98,8 +98,8 @@ class Writer:
         return threading.current_thread() is self._thread
 
     def is_wanted(self) -> bool:
-        """Does anybody wait for the thread?"""
-        return not self._queue.empty()
+        """Does anybody wait for the thread, or the thread itself, with what it was given, for a job elsewhere?"""
+        return not self._queue.empty() or (self._here is not None and self._busy)
 
     def stop(self) -> None:
         """Do what is queued or being done elsewhere, then end. Who stops it from within a job does not wait."""

@@ -363,8 +363,9 @@ class SqliteStore:
             version = self._watch.execute("PRAGMA data_version").fetchone()[0]
             if version == self._seen_version:  # nobody has committed anything: the pulse costs five times as much
                 return False
-            self._seen_version = version
-            return self.news.are_in(self._watch.execute(queries()["pulse"]).fetchone())
+            pulse = self._watch.execute(queries()["pulse"]).fetchone()
+            self._seen_version = version  # not before: what could not be read is still to be asked for
+            return self.news.are_in(pulse)
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
 
