@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sqlite3
 from pathlib import Path
@@ -90,3 +91,27 @@ def test_who_answers_ctrl_c_by_itself_gets_the_error(store: SqliteStore, struck_
     finally:
         signal.signal(signal.SIGINT, former)
     assert heard == [signal.SIGINT]
+
+
+def test_a_reader_ends_that_is_struck_while_its_statement_runs(store: SqliteStore) -> None:
+    """The next thing that runs is what belongs to the end of its cursor: what is raised in there is dropped."""
+    strike = "SELECT CASE i WHEN 2 THEN strike(:number) END FROM (SELECT 1 AS i UNION ALL SELECT 2)"
+
+    def interrupted() -> None:
+        with store.reading() as tx:
+            tx.connection.create_function("strike", 1, _thread.interrupt_main)
+            tx.connection.execute(strike, {"number": signal.SIGINT}).fetchall()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+
+def test_a_reader_that_asks_much_keeps_in_mind_what_is_still_read(store: SqliteStore) -> None:
+    with store.reading() as tx:
+        connection: Any = tx.connection
+        left = connection.execute("SELECT 1 UNION ALL SELECT 2")
+        for _ in range(1000):
+            connection.execute("SELECT 1").fetchall()
+        assert len(connection._cursors) <= 200
+    with pytest.raises(sqlite3.ProgrammingError, match="closed cursor"):
+        left.fetchone()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import ref
 
 from redrive.errors import StoreBusy, StoreError, UsageError
 from redrive.store.sqlite.numbered import IS_NEEDED, Numbered
@@ -36,6 +36,7 @@ ISOLATION: Literal["DEFERRED"] = "DEFERRED"
 # to make a longer file durable. What it grew beyond this, say under a long read transaction, is given back.
 WAL_KEPT_BYTES = 20_000_000  # the default checkpoint_pages, and the transaction that went past it
 
+CURSORS_MIN = 100  # so many that were lent are kept in mind before we look which of them have ended
 BUSY_PAUSE = 0.002  # seconds between two tries for what SQLite does not wait for
 
 _WORLD = {
@@ -134,7 +135,10 @@ class Reader(Lent):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+        # Not a WeakSet, of which a part runs whenever a cursor ends: Ctrl-C that strikes there is lost, and it does
+        # if it came while the statement ran.
+        self._cursors: list[ref[sqlite3.Cursor]] = []
+        self._sweep_at = CURSORS_MIN
 
     def cursor(self, *given: Any, **named: Any) -> Any:
         """As the driver's."""
@@ -145,14 +149,19 @@ class Reader(Lent):
         return self._lent(super().execute(sql, parameters))
 
     def _lent(self, cursor: sqlite3.Cursor) -> sqlite3.Cursor:
-        self._cursors.add(cursor)
+        self._cursors.append(ref(cursor))
+        if len(self._cursors) >= self._sweep_at:
+            self._cursors = [one for one in self._cursors if one() is not None]
+            self._sweep_at = 2 * len(self._cursors) + CURSORS_MIN
         return cursor
 
     def close_cursors(self) -> None:
         """Whoever has kept one reads no further."""
-        for cursor in list(self._cursors):
-            cursor.close()
+        for one in self._cursors:
+            if (cursor := one()) is not None:
+                cursor.close()
         self._cursors.clear()
+        self._sweep_at = CURSORS_MIN
 
 
 def holds_store(path: str) -> bool:
