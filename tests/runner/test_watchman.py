@@ -146,8 +146,8 @@ def test_a_projection_has_its_turn_in_the_thread_that_looked(path: str) -> None:
     async def main() -> None:
         async with app.running():
             while NAME not in threads:
-                await asyncio.to_thread(other.log("orders").append, "placed", len(seen))
                 wanted = len(seen) + 1
+                await asyncio.to_thread(other.log("orders").append, "placed", wanted - 1)
                 while len(seen) < wanted:
                     await asyncio.sleep(0)
 
