@@ -476,3 +476,31 @@ def test_a_ctx_shows_nothing_of_what_it_holds_and_takes_no_other_names(app: App,
     harness.run_until_idle()
     assert len(shown) == 2 and not harness.letters()
     assert all("order.placed" in text and "attempt=1" in text and "hunter2" not in text for text in shown)
+
+
+@pytest.mark.parametrize("emits", [False, True], ids=["before its first emission", "after it"])
+def test_a_tx_that_is_kept_emits_for_nobody(app: App, harness: Harness, emits: bool) -> None:
+    copies, kept, said = app.log("copies"), [], []
+
+    def hook(event: Event[Any], error: Exception) -> None:
+        for ask in (lambda tx: tx.emit(copies, "made"), lambda tx: tx.cancel(copies, "some")):
+            with pytest.raises(UsageError, match="this tx is over"):
+                ask(kept[0])
+            said.append(str(error))
+
+    @app.projection(app.log("orders"), start="first", retry=no_retry, on_error=hook)
+    def copy(event, tx):
+        kept[:] = [tx]
+        if emits:
+            tx.emit(copies, "made")
+        if event.data["name"] == "bad":
+            raise ValueError("bad")
+
+    put(harness, "good", "bad", "late")
+    harness.run_until_idle()
+    assert said == ["bad"] * 2
+    with pytest.raises(UsageError, match="this tx is over"):
+        kept[0].emit(copies, "made")
+    harness.append("orders", "order.placed", {"name": "more"}, key="m")
+    harness.run_until_idle()
+    assert len(harness.emitted("copies")) == (3 if emits else 0)

@@ -24,7 +24,7 @@ class Caller:
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
         self.reruns: dict[int, int] = {}  # by position: runs that ended by a conflict of versions
-        self.settling: Settling | None = None  # what emissions belong to
+        self.settling: Settling | None = None  # what emissions belong to; None: no transaction of ours is open
         self.is_strict = False  # a commit was refused: which event broke the constraint is to be found
         self.is_escalating = False  # an emission asked for the durable connection
         self._emitted: Event[Any] | None = None  # the event of the last emission in this run, and its number
@@ -174,10 +174,11 @@ class Caller:
 
     def _durably(self) -> Settling:
         """What others may see is synced: if this transaction is not, the function runs again in one that is."""
+        if self.settling is None:
+            raise UsageError("this tx is over: emit and cancel belong to the call that was handed it")
         if not self.duty.durable:
             self.is_escalating = True
             raise Escalate
-        assert self.settling is not None
         return self.settling
 
 

@@ -69,6 +69,8 @@ class Projector:
         except RedriveError:  # what was committed before it is to be told all the same
             self.announce()
             raise
+        finally:
+            self.caller.settling = None  # a transaction that failed is over, too
         if self.untold and (not turn.goes_on or clock.monotonic() >= self._tell_by):
             self.announce()
         return turn
@@ -455,6 +457,7 @@ class Projector:
 
     def _after(self, settling: Settling, started: float) -> float:
         """Committed. A dead letter is announced only when it survives a power cut, and nothing overtakes it."""
+        self.caller.settling = None
         seconds = self.duty.engine.env.clock.monotonic() - started
         settling.learn(seconds)
         if self.untold or (settling.buried and not self.duty.durable):
