@@ -9,6 +9,8 @@ import pytest
 
 from redrive import App
 from redrive.observe import signals as sig
+from redrive.runner import leases
+from redrive.runner.leases import take as take_lease
 from redrive.settings import Settings
 from redrive.store.address import is_postgres
 from redrive.testing import Harness
@@ -71,6 +73,28 @@ def test_the_second_process_stands_by(workers: Workers) -> None:
     assert workers.seen == [(1, 1)]
     assert workers.second.halted == {"apply": "standby"}
     assert workers.owner() == "first-1"
+
+
+@KINDS
+def test_who_stands_by_does_not_look_at_each_commit_of_the_owner(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def take(engine: Any, *rest: Any, **how: Any) -> Any:
+        looks.append(engine.env.owner)
+        return take_lease(engine, *rest, **how)
+
+    monkeypatch.setattr(leases, "take", take)
+    workers.first.run_until_idle()
+    workers.second.run_until_idle()
+    looks.clear()
+    for number in range(200):
+        workers.second.append("orders", "order.placed", number)
+        workers.first.run_until_idle()
+        workers.second.advance("5ms")
+    assert [number for _, number in workers.seen] == list(range(200))
+    assert 20 <= looks.count("second-1") <= 40  # in a second: the looks that were saved up, and twenty
 
 
 @KINDS

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from redrive.errors import CommitUnknown, Fenced, Halted, NotBegun, StoreError, 
 from redrive.mirrors.port import LETTERS
 from redrive.observe import signals as sig
 from redrive.policy.lease import Lease
+from redrive.policy.limiter import FULL, Bucket
 from redrive.runner import leases
 from redrive.runner.bridge import Bridge, ask
 from redrive.runner.deliver import DeliveryLoop
@@ -38,6 +39,7 @@ from redrive.subscription import Subscription
 log = logging.getLogger("redrive")
 
 STANDBY = "standby"
+STANDBY_LOOKS = Bucket(rate=20.0, burst=10)  # the owner may commit all the time, and each time rings who stands by
 LEAVE_SECONDS_MAX = 1.0
 UPKEEP_EVERY = 60.0  # seconds between two looks, at most: a clock may have been set
 AGAIN_MAX = {True: 1, False: 10}  # connections lost, and conflicts, within a lease, before we call it a halt
@@ -81,6 +83,7 @@ class Supervisor:
         self.wakes = {post: Wake(self._resting) for post in self.posts}
         self.loops: dict[str, Loop] = {}
         self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
+        self._looked: dict[str, float] = {}  # post -> how many looks at its lease are left to who stands by
         self.stopping = self.is_left = False  # is left: it has ended, and something is under way where writing happens
         self.healing: dict[str, Healing] = {}  # of subscriptions whose first partition is ours; "" is pruning
         self._heal, self._trim, self._upkeep, self._threads = heal, trim, upkeep, threads
@@ -96,15 +99,6 @@ class Supervisor:
         for post, (subscription, _, _) in self.posts.items():
             if subscription.source == log_name:
                 self.wakes[post].ring()
-
-    async def _watch_on(self) -> None:
-        """Look, and again after whatever ends it: else nobody would hear of others until a lease is to be renewed."""
-        while True:
-            try:
-                await self._watch()
-            except Exception:
-                log.exception("looking for what other processes commit stopped by a bug; it is tried again")
-                await asyncio.sleep(self.engine.settings.halt_wait_max)
 
     async def _watch(self) -> None:
         """Have whoever waits hear of what other processes commit, until cancelled."""
@@ -145,11 +139,11 @@ class Supervisor:
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Until stopped, or until nothing is left to do."""
-        watcher = asyncio.create_task(self._watch_on())
+        watcher = asyncio.create_task(self._always(self._watch, "looking for what other processes commit"))
         await self._beat()
         beating = asyncio.create_task(self._beat_on())
         self.scheduler.on_idle = self._settled.set
-        scheduling = asyncio.create_task(self._schedule_on())
+        scheduling = asyncio.create_task(self._always(self.scheduler.run, "appending what is due"))
         keepers = [asyncio.create_task(self._keep(post), name=f"redrive {post}") for post in self.posts]
         try:
             async with self._kept_up():
@@ -173,6 +167,15 @@ class Supervisor:
                 await asyncio.wait_for(self._quietly(self.roster.leave), LEAVE_SECONDS_MAX)
             except TimeoutError:  # a function may hang where writing happens
                 self.is_left = True
+
+    async def _always(self, work: Callable[[], Awaitable[None]], what: str) -> None:
+        """Do it, and again after whatever ends it: no subscription has to do with it, and all need it."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                log.exception("%s stopped by a bug; it is tried again", what)
+                await asyncio.sleep(self.engine.settings.halt_wait_max)
 
     async def _wind_down(self, keepers: list[asyncio.Task[None]]) -> None:
         """A graceful stop: running functions may finish, but not for ever."""
@@ -227,15 +230,6 @@ class Supervisor:
         mine = [loop for loop in self.loops.values() if loop.duty.subscription.name == name]
         return {loop.duty.share.partition: loop.is_stuck for loop in mine}
 
-    async def _schedule_on(self) -> None:
-        """Append what is due, and again after whatever ends it: nothing of it concerns a subscription."""
-        while True:
-            try:
-                await self.scheduler.run()
-            except Exception:
-                log.exception("appending what is due stopped by a bug; it is tried again")
-                await asyncio.sleep(self.engine.settings.halt_wait_max)
-
     # ------------------------------------------------------------ one subscription
 
     async def _keep(self, post: str) -> None:
@@ -259,8 +253,7 @@ class Supervisor:
                 if not isinstance(taken, Duty):
                     if taken != seen:
                         seen, seen_at = taken, clock.monotonic()
-                    self._wait_for(post, STANDBY)
-                    await self.wakes[post].wait(min(settings.lease / 4, 0.5))
+                    await self._stand_by(post)
                     continue
                 if self.waiting.pop(post, "").startswith("halted"):
                     self.engine.signals.tell([sig.Resumed(name)])
@@ -288,6 +281,17 @@ class Supervisor:
                 halt_wait = min(halt_wait * 2, settings.halt_wait_max)
             if reason and self.stopping and isinstance(taken, Duty):  # until now it was ours to take again
                 await self._quietly(partial(leases.release, taken))
+
+    async def _stand_by(self, post: str) -> None:
+        """Until the lease is worth another look."""
+        self._wait_for(post, STANDBY)
+        await self.wakes[post].wait(min(self.engine.settings.lease / 4, 0.5))
+        while not self.stopping:
+            looks = STANDBY_LOOKS.take(self._looked.get(post, FULL), self.engine.env.clock.monotonic())
+            self._looked[post] = looks.state
+            if looks.granted:
+                break
+            await self._unless_stopped(looks.wait)
 
     async def _work(self, post: str, duty: Duty) -> None:
         wake, name = self.wakes[post], duty.subscription.name
@@ -348,22 +352,14 @@ class Supervisor:
     async def _beside(self, name: str, healing: Healing) -> AsyncIterator[None]:
         healing.on_idle = self._settled.set
         self.healing[name] = healing
-        task = asyncio.create_task(self._heal_on(healing), name=f"redrive healing {name}")
+        always = self._always(healing.run, "replaying or pruning by itself")
+        task = asyncio.create_task(always, name=f"redrive healing {name}")
         try:
             yield
         finally:
             del self.healing[name]
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-    async def _heal_on(self, healing: Healing) -> None:
-        """Replay or prune by itself, and again after whatever ends it: nothing of it stops a subscription."""
-        while True:
-            try:
-                await healing.run()
-            except Exception:
-                log.exception("what goes on by itself was stopped by a bug; it is tried again")
-                await asyncio.sleep(self.engine.settings.halt_wait_max)
 
     @asynccontextmanager
     async def _trimmed(self, duty: Duty) -> AsyncIterator[None]:
@@ -383,10 +379,12 @@ class Supervisor:
         self._wait_for(post, f"halted: {reason}")
         self.engine.signals.tell([sig.Halted(subscription.name, reason, wait)])
         await self._quietly(lambda: leases.halted(self.engine, row, partition, reason))
-        try:
-            await asyncio.wait_for(self._stop_asked.wait(), wait)
-        except TimeoutError:
-            return
+        await self._unless_stopped(wait)
+
+    async def _unless_stopped(self, seconds: float) -> None:
+        """Let so much time pass."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop_asked.wait(), seconds)
 
     def _wait_for(self, post: str, why: str) -> None:
         self.waiting[post] = why
