@@ -7,7 +7,7 @@ decoded when somebody asks. It never changes; an edited event is another one (`w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from random import Random
@@ -150,6 +150,11 @@ class _Edited(Event[Any], frozen=True, eq=False, gc=False):
 def from_row(row: tuple[Any, ...], types: EventTypes) -> Event[Any]:
     """The event of a store's row."""
     return Event(*row, types)  # type: ignore[call-arg]  # a row is exactly the fields before `types`
+
+
+def events_of(rows: Iterable[tuple[Any, ...]], types: EventTypes) -> list[Event[Any]]:
+    """The events of many rows. Taken apart: to pass *row on makes a list and another tuple."""
+    return [Event(a, b, c, d, e, f, g, h, i, types) for a, b, c, d, e, f, g, h, i in rows]
 
 
 class Scheduled(Event[T_co], frozen=True, eq=False):

@@ -13,10 +13,10 @@ from redrive import App, Event, Tx
 from redrive.errors import StoreError
 from redrive.event import NewEvent
 from redrive.observe.signals import Appended, Signal
-from redrive.runner import handed, joining
+from redrive.runner import batch, handed, joining
 from redrive.runner.handed import Handed, Landed
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
-from redrive.store.log import Logs
+from redrive.store.packed import next_events
 from redrive.testing import Harness
 from redrive.testing.failpoints import failpoint
 
@@ -79,16 +79,15 @@ def shop() -> Iterator[Shop]:
 
 @pytest.fixture
 def read_back(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The numbers of the rows that each look into a log has found."""
+    """The numbers of the events that each look into a log has found."""
     found: list[Any] = []
-    after = Logs.after
 
-    def look(self: Logs, log: int, position: int, limit: int) -> Any:
-        rows = after(self, log, position, limit)
-        found.append([int(row[8]) for row in rows])
-        return rows
+    def look(*where: Any) -> Any:
+        events, goes_on = next_events(*where)
+        found.append([int(event.data_raw) for event in events])
+        return events, goes_on
 
-    monkeypatch.setattr(Logs, "after", look)
+    monkeypatch.setattr(batch, "next_events", look)
     return found
 
 

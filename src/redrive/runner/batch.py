@@ -1,14 +1,14 @@
-"""What a projection's turn is about: the rows it takes, a piece of them, and what came of it all."""
+"""What a projection's turn is about: the events it takes, a piece of them, and what came of it all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from redrive.event import Event
+from redrive.event import Event, events_of
 from redrive.runner.duty import Duty, Work
+from redrive.store.packed import next_events
 from redrive.store.port import StoreTx
-from redrive.store.sql import Row
 
 
 class Nothing(Exception):
@@ -38,18 +38,18 @@ class Turn:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows to apply in order. Events are made a stride at a time: objects that die young cost little."""
+    """Events to apply in order."""
 
-    rows: list[Row]
+    events: list[Event[Any]]
     last: int  # everything read up to this position is in the batch, settled, or not asked for
-    full: bool = False  # as many rows as may be were read: there are probably more
+    full: bool = False  # as many as may be were read: there are probably more
     handed: bool = False  # they were not read at all: whether there are more is still to be asked
     failed: dict[int, BaseException] = field(default_factory=dict)  # by position: found when all ran at once
     alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
 
     def cut(self, last: int) -> None:
         """What is behind this position comes round again."""
-        self.rows = [row for row in self.rows if row[0] <= last]
+        self.events = [event for event in self.events if event.position <= last]
         self.last, self.full = last, True
 
 
@@ -59,7 +59,7 @@ class Span:
 
     run: list[Event[Any]]  # to be called
     follow: list[Work]  # to queue behind a head
-    end: int  # index of the first row behind it
+    end: int  # index of the first event behind it
     failed: Work | None = None  # the event at `end`, if it failed
 
     def cut(self, last: int, end: int) -> None:
@@ -70,11 +70,11 @@ class Span:
 
 
 def next_batch(duty: Duty, tx: StoreTx) -> Batch:
-    """The next rows that the filter asks for."""
-    limit = duty.engine.settings.batch_max
+    """The next events that the filter asks for."""
+    engine = duty.engine
     duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
-    rows: list[Row] = tx.logs.after(duty.log_id, duty.window.position, limit)
-    return batch_of(duty, rows, full=len(rows) == limit)
+    events, goes_on = next_events(tx, duty.log_id, duty.window.position, engine.settings.batch_max, engine.types)
+    return batch_of(duty, events, full=goes_on)
 
 
 def has_handed(duty: Duty) -> bool:
@@ -90,19 +90,19 @@ def handed_batch(duty: Duty) -> Batch | None:
     rows = engine.handed.after(duty.subscription.source, duty.window.position, engine.settings.batch_max)
     if not rows:
         return None
-    batch = batch_of(duty, rows, full=True)
+    batch = batch_of(duty, events_of(rows, engine.types), full=True)
     batch.handed = True
-    return batch if batch.rows else None
+    return batch if batch.events else None
 
 
-def batch_of(duty: Duty, rows: list[Row], *, full: bool) -> Batch:
-    """What the filter asks for of these rows, which are the next."""
+def batch_of(duty: Duty, events: list[Event[Any]], *, full: bool) -> Batch:
+    """What the filter asks for of these events, which are the next."""
     subscription = duty.subscription
-    batch = Batch(rows, rows[-1][0] if rows else duty.window.position, full=full)
-    if subscription.types and not all(map(subscription.wants, {row[2] for row in rows})):
-        batch.rows = [row for row in batch.rows if subscription.wants(row[2])]
+    batch = Batch(events, events[-1].position if events else duty.window.position, full=full)
+    if subscription.types and not all(map(subscription.wants, {event.type for event in events})):
+        batch.events = [event for event in batch.events if subscription.wants(event.type)]
     if duty.share.partitions > 1:
-        batch.rows = [row for row in batch.rows if duty.share.has_event(row[1], row[3])]
+        batch.events = [event for event in batch.events if duty.share.has_event(event.id, event.key)]
     if duty.window.has_done():
-        batch.rows = [row for row in batch.rows if not duty.window.is_done(row[0])]
+        batch.events = [event for event in batch.events if not duty.window.is_done(event.position)]
     return batch

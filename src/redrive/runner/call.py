@@ -11,6 +11,9 @@ from pathlib import PurePath
 from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Protocol
 
+from msgspec import UNSET
+from msgspec.structs import force_setattr
+
 from redrive.context import Again, Ctx, Effects, Tx
 from redrive.errors import (
     BadKey,
@@ -27,8 +30,6 @@ from redrive.event import Event
 from redrive.policy import outcome as out
 from redrive.policy.fingerprint import fingerprint
 from redrive.policy.outcome import Failure, Outcome
-from redrive.store.sql import Row
-from redrive.types import EventTypes
 
 TEXT_MAX = 8192  # bytes of an error's text that a letter keeps; an exception may hold 100 MB
 FRAMES_MAX = 50
@@ -253,10 +254,20 @@ def attempt_effects(ctx: Ctx) -> tuple[Effects | None, BaseException | None]:
 
 
 def attempt_each(
-    function: Callable[..., Any], events: Sequence[Event[Any]], which: range, tx: Tx, stride: int, begin: Begin
+    function: Callable[..., Any],
+    events: Sequence[Event[Any]],
+    which: range,
+    tx: Tx,
+    late: Callable[[], bool],
+    stride: int,
+    begin: Begin,
 ) -> tuple[int, BaseException | None]:
-    """Call a projection for one event after the other: how many it took, and what ended it early."""
-    function = bare(function)
+    """Call a projection for one event after the other, until it raises or it is late: how many, and what it raised.
+
+    `begin` is called before each stride, and may end it. Each event forgets its data when it was called for: one that
+    runs again must not see its own changes, and what the data takes is free for the next one.
+    """
+    function, forget, event = bare(function), force_setattr, None
     for part in _strides(which, stride):
         if not begin(part.start - which.start):
             return part.start - which.start, None
@@ -266,43 +277,14 @@ def attempt_each(
                 tx.event = event = events[at]
                 if (result := function(event, tx)) is not None:
                     check_done(result)
-        except Again:
-            raise
-        except BaseException as error:
-            return at - which.start, error
-    return len(which), None
-
-
-def attempt_rows(
-    function: Callable[..., Any],
-    rows: Sequence[Row],
-    which: range,
-    types: EventTypes,
-    tx: Tx,
-    late: Callable[[], bool],
-    stride: int,
-    begin: Begin,
-) -> tuple[int, BaseException | None]:
-    """Call a projection for one row after the other, until it raises or it is late: how many, and what it raised.
-
-    `begin` is called before each stride, and may end it.
-    """
-    event: Event[Any]
-    function = bare(function)
-    for part in _strides(which, stride):
-        if not begin(part.start - which.start):
-            return part.start - which.start, None
-        at = part.start
-        try:
-            for at in part:
-                tx.event = event = Event(*rows[at], types)  # type: ignore[call-arg]  # from_row, without the call
-                if (result := function(event, tx)) is not None:
-                    check_done(result)
+                forget(event, "_data", UNSET)  # event.forget(), without the call
                 if at & 15 == 15 and late():
                     return at + 1 - which.start, None
         except Again:
+            events[at].forget()
             raise
         except BaseException as error:
+            events[at].forget()
             return at - which.start, error
     return len(which), None
 

@@ -305,12 +305,9 @@ class Duty:
             self.states.pop(next(iter(self.states)))
         self.states[key] = state
 
-    def events(self, rows: list[Row]) -> list[Event[Any]]:
-        """The events of many rows."""
-        types = self.engine.types
-        if self.edits:
-            return [self.event(row) for row in rows]
-        return [Event(*row, types) for row in rows]  # type: ignore[call-arg]
+    def edited(self, events: list[Event[Any]]) -> list[Event[Any]]:
+        """These events, each with its latest edit."""
+        return [edited(self, event) for event in events] if self.edits else events
 
     def event(self, row: Any) -> Event[Any]:
         """The event of a row."""

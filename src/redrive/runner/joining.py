@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 
 from redrive.context import Again, Escalate
-from redrive.event import from_row
+from redrive.event import events_of
 from redrive.failpoints import hit
 from redrive.runner.batch import Batch, Turn, batch_of
-from redrive.runner.call import attempt_rows
+from redrive.runner.call import attempt_each
 from redrive.runner.duty import JOINED_MAX
 from redrive.runner.handed import Landed
 from redrive.runner.project import Projector
@@ -46,22 +46,22 @@ def join(projector: Projector, tx: StoreTx, landed: Landed) -> Callable[[], Turn
         raise Apart from error
     except Again as error:  # who ended the transaction is found out where each is called by itself
         raise Apart from error
-    ran = len(batch.rows)
-    settling.commit_events(ran, from_row(batch.rows[-1], duty.engine.types))
-    settling.finish(batch.last, (row[0] for row in batch.rows))
+    ran = len(batch.events)
+    settling.commit_events(ran, batch.events[-1])
+    settling.finish(batch.last, (event.position for event in batch.events))
     hit("batch.before_commit")
     return partial(projector.committed, settling, batch, Turn(), ran, started)
 
 
 def _call(projector: Projector, tx: StoreTx, batch: Batch) -> None:
-    """The function, for each of a few rows: there is nothing to undo but everything."""
-    caller, rows = projector.caller, batch.rows
+    """The function, for each of a few events: there is nothing to undo but everything."""
+    caller, events = projector.caller, batch.events
     caller.begin()
-    function, types, whole = tx.pipelined(caller.callee(tx)), projector.duty.engine.types, range(len(rows))
-    ran, error = attempt_rows(function, rows, whole, types, caller.user(tx), _never, len(rows), _go)
+    function, whole = tx.pipelined(caller.callee(tx)), range(len(events))
+    ran, error = attempt_each(function, events, whole, caller.user(tx), _never, len(events), _go)
     if error is not None:
         caller.unless_the_world(error)
-        projector.tried[rows[ran][1]] = error
+        projector.tried[events[ran].id] = error
         raise Apart from error
     if tx.answers() is not None:
         raise Apart
@@ -81,8 +81,8 @@ def _batch(projector: Projector, landed: Landed) -> Batch | None:
     is_next = duty.log_id and above <= duty.window.position < rows[0][0]
     if not is_next or len(rows) > JOINED_MAX:
         return None
-    batch = batch_of(duty, rows, full=False)
-    return batch if batch.rows else None
+    batch = batch_of(duty, events_of(rows, duty.engine.types), full=False)
+    return batch if batch.events else None
 
 
 def _never() -> bool:

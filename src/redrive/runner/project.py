@@ -24,10 +24,10 @@ from redrive.runner.batch import Batch, Nothing, Span, Turn, handed_batch, has_h
 from redrive.runner.call import attempt, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
-from redrive.runner.duty import JOINED_MAX, Duty, Work
+from redrive.runner.duty import JOINED_MAX, Duty, Work, edited
 from redrive.runner.settle import Settling, decision, tell
 from redrive.runner.strides import OneFailed, Pace, attempt_all, isolate
-from redrive.runner.sweep import Events, Rows
+from redrive.runner.sweep import Flow, Sweep
 from redrive.store.port import Disbelief, LateError, StoreTx
 from redrive.store.sql import Row
 
@@ -106,7 +106,7 @@ class Projector:
         duty = self.duty
         with duty.engine.store.reading(snapshot=False) as tx:
             batch = None if duty.paused or duty.controls else next_batch(duty, tx)
-            if batch is None or not batch.rows or self._is_blocked:  # else settling looks, before anything is done
+            if batch is None or not batch.events or self._is_blocked:  # else settling looks, before anything is done
                 duty.refresh(tx)
                 if duty.paused or duty.controls:
                     batch = None
@@ -125,7 +125,7 @@ class Projector:
         if batch.last == self.duty.window.position:
             return
         hit("batch.read")
-        if batch.rows:
+        if batch.events:
             self._take_care(batch)
         try:
             self._recall(batch)
@@ -146,15 +146,15 @@ class Projector:
     def _recall(self, batch: Batch) -> None:
         """One of them has failed where it landed: that attempt counts."""
         tried, self.tried = self.tried, {}
-        for row in batch.rows if tried else ():
-            if row[1] in tried:
-                raise OneFailed(row, tried[row[1]])
+        for event in batch.events if tried else ():
+            if event.id in tried:
+                raise OneFailed(event, tried[event.id])
 
     def _learn_care(self, batch: Batch, failed: OneFailed | LateError) -> None:
         """Of many that ran without a savepoint: all of it again, with statements held, or else in strides."""
         if failed.args:
-            row, error = failed.args
-            batch.failed[row[0]] = error
+            event, error = failed.args
+            batch.failed[event.position] = error
         if self.pace.holds or not self._can_hold:
             self.pace.be_wary()
         else:
@@ -192,12 +192,12 @@ class Projector:
             ran = self._apply(tx, settling, batch, turn, started)
             hit("batch.called")
             last = batch.last
-            if ran < len(batch.rows):  # cut short: what follows is read again
-                last = batch.rows[ran - 1][0] if ran else duty.window.position
+            if ran < len(batch.events):  # cut short: what follows is read again
+                last = batch.events[ran - 1].position if ran else duty.window.position
             if last == duty.window.position:
                 raise Nothing
             self.caller.escalate_if_swallowed()
-            settling.finish(last, (row[0] for row in batch.rows[:ran]))
+            settling.finish(last, (event.position for event in batch.events[:ran]))
             if batch.handed:  # who appends later rings later; whoever has rung already may have appended behind them
                 batch.full = tx.logs.last(duty.log_id) > batch.last
             hit("batch.before_commit")
@@ -211,23 +211,24 @@ class Projector:
         if self.duty.window.position > self.duty.horizon:
             self.duty.unsure = max(0, self.duty.unsure - ran)
         turn.settled += ran
-        turn.more = batch.full or ran < len(batch.rows) or batch.alone is not None
+        turn.more = batch.full or ran < len(batch.events) or batch.alone is not None
         return turn
 
     def _take_care(self, batch: Batch) -> None:
         """After a crash what may have caused it runs alone, behind a mark."""
         duty = self.duty
-        if batch.rows[0][0] <= duty.horizon or duty.unsure:
-            batch.alone = duty.work(duty.event(batch.rows[0]))
+        first = batch.events[0]
+        if first.position <= duty.horizon or duty.unsure:
+            batch.alone = duty.work(edited(duty, first))
             duty.mark_alone(batch.alone)
-            del batch.rows[1:]
-            batch.last = batch.rows[0][0]
+            del batch.events[1:]
+            batch.last = first.position
 
     def _apply(self, tx: StoreTx, settling: Settling, batch: Batch, turn: Turn, started: float) -> int:
-        """Run the functions; returns how many rows have their fate written."""
+        """Run the functions; returns how many of them have their fate written."""
         duty = self.duty
         if duty.subscription.batch and not self.caller.is_strict and self._apply_list(tx, settling, batch):
-            return len(batch.rows)
+            return len(batch.events)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
         user, done = self.caller.user(tx), 0
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
@@ -236,9 +237,9 @@ class Projector:
         def late(share: float = 1.0) -> bool:
             return clock.monotonic() - started > share * limit
 
-        while done < len(batch.rows) and not turn.lane_full:
+        while done < len(batch.events) and not turn.lane_full:
             if plain and not settling.parking:
-                done, failed = self._run_rows(tx, settling, batch, user, done, late, at_once=at_once)
+                done, failed = self._run_flow(tx, settling, batch, user, done, late, at_once=at_once)
             else:
                 done, failed = self._run_span(tx, settling, batch, user, done, turn, late)
             for work, action in failed:
@@ -248,31 +249,30 @@ class Projector:
                 return done
         return done
 
-    def _run_rows(
+    def _run_flow(
         self, tx: StoreTx, settling: Settling, batch: Batch, user: Tx, start: int, late: Callable[..., bool], *,
         at_once: bool,
     ) -> tuple[int, Failed]:  # fmt: skip
         """Nothing is parked, nobody follows anybody: how far it went, and which of them failed."""
-        rows = batch.rows[start:] if start else batch.rows
+        events = batch.events[start:] if start else batch.events
         function, handed = self.caller.callee(tx), user
         hold = tx.hold if at_once and self.pace.holds and self._can_hold else None
         if hold is not None:
             puts_off = is_plain if self.duty.subscription.order == "none" else None
             handed = self.caller.user(hold)
             hold.begin(handed, puts_off)
-        sweep = Rows(self.caller, tx, handed, batch, late, late if at_once else _never)
+        sweep = Flow(self.caller, tx, handed, batch, late, late if at_once else _never)
         if at_once:
-            ran = attempt_all(tx, function, rows, sweep)
+            ran = attempt_all(tx, function, events, sweep)
         else:
-            ran = isolate(tx, function, rows, self.pace, sweep)
+            ran = isolate(tx, function, events, self.pace, sweep)
         if hold is not None:
             hold.forget()
         sweep.end(lambda: late(ASIDE_SHARE), user)
         if hold is not None and sweep.failed:
             self.pace.hold()
         if ran:
-            last = from_row(rows[ran - 1], self.duty.engine.types)
-            settling.commit_events(ran - len(sweep.failed), last)
+            settling.commit_events(ran - len(sweep.failed), events[ran - 1])
         return start + ran, sweep.failed
 
     def _run_span(
@@ -294,7 +294,7 @@ class Projector:
         duty = self.duty
         parked, parking = duty.lanes.names, settling.parking
         span = Span([], [], start)
-        for event in duty.events(batch.rows[start : start + self.pace.stride]):
+        for event in duty.edited(batch.events[start : start + self.pace.stride]):
             work = batch.alone or duty.work(event)
             if event.position in batch.failed:  # this attempt was made, and counts
                 work.outcome = self.caller.outcome(work, batch.failed[event.position])
@@ -316,12 +316,12 @@ class Projector:
     ) -> Failed:
         """Call the function for each; only what went well, and what was called before it ended, stays in the span."""
         caller = self.caller
-        sweep = Events(caller, tx, user, batch, late)
+        sweep = Sweep(caller, tx, user, batch, late)
         if span.run:
             ran = isolate(tx, caller.callee(tx), span.run, self.pace, sweep)
             last, bad = span.run[ran - 1].position, {work.position for work, _ in sweep.failed}
             if ran < len(span.run) or last in bad:
-                end = next(at for at in range(start, span.end) if batch.rows[at][0] == last)
+                end = next(at for at in range(start, span.end) if batch.events[at].position == last)
                 span.cut(last, end + 1)
             span.run = [event for event in span.run if event.position not in bad]
         if span.failed is not None:
@@ -351,7 +351,7 @@ class Projector:
     def _apply_list(self, tx: StoreTx, settling: Settling, batch: Batch) -> bool:
         """batch=True: the whole list at once. False: each event must run by itself."""
         duty = self.duty
-        events, followers = duty.events(batch.rows), []
+        events, followers = duty.edited(batch.events), []
         if batch.alone is not None or self.caller.is_apart:
             return False
         quiet = [settling.is_quiet(event) for event in events] if settling.quiet_until else []
@@ -377,7 +377,11 @@ class Projector:
         user.event = events[0]
         self.caller.begin()
         tx.savepoint()
-        error = attempt(tx.pipelined(self.caller.function), events, user)
+        try:
+            error = attempt(tx.pipelined(self.caller.function), events, user)
+        finally:  # who runs again must not see its own changes
+            for event in events:
+                event.forget()
         good = tx.answers() is None and error is None
         if not good:
             self.pace.be_wary()

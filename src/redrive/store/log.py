@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redrive.event import WITHDRAWN, Event, NewEvent
+from redrive.event import WITHDRAWN, Event, NewEvent, events_of
 from redrive.store.append import append_all
 from redrive.store.emit import emit_far, emit_near
 from redrive.store.scheduled import taken_back, waiting_row
@@ -142,7 +142,4 @@ class Logs:
 def events_after(logs: Logs, log: int, position: int, limit: int, types: EventTypes) -> list[Event[Any]]:
     """What `after` finds, as events. Each is made when its row is read: thousands of rows keep the collector busy."""
 
-    def make(rows: Iterable[Row]) -> list[Event[Any]]:  # taken apart: to pass *row on makes a list and another tuple
-        return [Event(a, b, c, d, e, f, g, h, i, types) for a, b, c, d, e, f, g, h, i in rows]
-
-    return logs._after(log, position, limit, make, attrgetter("position"))
+    return logs._after(log, position, limit, lambda rows: events_of(rows, types), attrgetter("position"))

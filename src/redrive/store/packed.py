@@ -12,8 +12,13 @@ import msgspec
 
 from redrive.codec import NOT_JSON
 from redrive.event import Event
+from redrive.store.log import events_after
+from redrive.store.port import StoreTx
 from redrive.store.sql import Sql
 from redrive.types import EventTypes
+
+BYTES_MAX = 4_000_000  # of data in one text: it is in memory twice
+SAMPLE = 16  # events whose sizes are looked at
 
 # A row in JSON: with how many bytes of data it has, which stand beside, one after the other.
 _Packed = tuple[int, str, str, str | None, int | None, int, int, str | None, int]
@@ -45,6 +50,25 @@ def packed_after(sql: Sql, log: int, position: int, limit: int, span: int | None
     assert row is not None
     rows, data, size, last = row
     return Packed(rows, data or b"", size, last)
+
+
+def next_events(tx: StoreTx, log: int, position: int, limit: int, types: EventTypes) -> tuple[list[Event[Any]], bool]:
+    """The next events above a position, in order, and whether there are probably more behind these."""
+    dense = tx.logs.dense
+    if log in dense and not tx.sql.is_far:  # row after row takes a third longer
+        events = unpacked(packed_after(tx.sql, log, position, limit, span=limit), types)
+        if 2 * len(events) >= limit:
+            return events, True
+    events = events_after(tx.logs, log, position, limit, types)
+    if log in dense and bytes_of(events) > BYTES_MAX:
+        dense.discard(log)
+    return events, len(events) == limit
+
+
+def bytes_of(events: list[Event[Any]]) -> int:
+    """About how much data they have."""
+    sample = [len(event.data_raw) for event in events[:SAMPLE]]
+    return sum(sample) * len(events) // max(1, len(sample))
 
 
 def unpacked(packed: Packed | None, types: EventTypes) -> list[Event[Any]]:
