@@ -134,7 +134,7 @@ class Settings(_Checked, frozen=True, kw_only=True):
     store: str | None = None  # path or URL of the store; a relative path starts at the working directory
     profile: Profile = "development"  # built-in defaults, and which [profiles.NAME] table is laid over the file
     lease: Lease = duration("10s")  # how long a silent owner keeps a subscription; also the longest take-over
-    batch_max: Count = 1_000  # events a projection applies per transaction; beyond it commits cost next to nothing
+    batch_max: Count = 2_000  # events a projection applies per transaction; more leave the processor's cache
     batch_time_max: Seconds = duration("50ms")  # how long a batch may hold the write lock; others want to write too
     window_max: Count = 1_200  # events per subscription read and not settled; more leave the processor's cache
     lane_max: Count = 100_000  # open letters per key; a full lane stops intake before it fills the disk

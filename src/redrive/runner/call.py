@@ -41,6 +41,7 @@ _SPECIAL = (Verdict, EventError, SystemExit, KeyboardInterrupt)  # nearly all er
 
 IsTheWorld = Callable[[BaseException], bool]
 Begin = Callable[[int], bool]  # before a stride, told how many went well before it; False: there is to be none
+Passes = Callable[[Event[Any], BaseException], bool]  # this one failed: may those behind it be called?
 
 
 def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
@@ -261,31 +262,36 @@ def attempt_each(
     late: Callable[[], bool],
     stride: int,
     begin: Begin,
+    passes: Passes | None = None,
 ) -> tuple[int, BaseException | None]:
     """Call a projection for one event after the other, until it raises or it is late: how many, and what it raised.
 
-    `begin` is called before each stride, and may end it. Each event forgets its data when it was called for: one that
-    runs again must not see its own changes, and what the data takes is free for the next one.
+    `begin` is called before each stride, and may end it; `passes` hears what was raised, and may have it go on. Each
+    event forgets its data when it was called for: one that runs again must not see its own changes, and what the data
+    takes is free for the next one.
     """
     function, forget, event = bare(function), force_setattr, None
     for part in _strides(which, stride):
         if not begin(part.start - which.start):
             return part.start - which.start, None
-        at = part.start
-        try:
-            for at in part:
-                tx.event = event = events[at]
-                if (result := function(event, tx)) is not None:
-                    check_done(result)
-                forget(event, "_data", UNSET)  # event.forget(), without the call
-                if at & 15 == 15 and late():
-                    return at + 1 - which.start, None
-        except Again:
-            events[at].forget()
-            raise
-        except BaseException as error:
-            events[at].forget()
-            return at - which.start, error
+        rest, at = iter(part), part.start
+        while True:
+            try:
+                for at in rest:
+                    tx.event = event = events[at]
+                    if (result := function(event, tx)) is not None:
+                        check_done(result)
+                    forget(event, "_data", UNSET)  # event.forget(), without the call
+                    if at & 15 == 15 and late():
+                        return at + 1 - which.start, None
+                break
+            except Again:
+                events[at].forget()
+                raise
+            except BaseException as error:
+                events[at].forget()
+                if passes is None or not passes(events[at], error):
+                    return at - which.start, error
     return len(which), None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -62,7 +62,7 @@ class Engine:
     standing: Standing = field(default_factory=Standing)
 
 
-class Tried(NamedTuple):
+class Tried(msgspec.Struct, frozen=True):
     """An attempt that failed and was followed by the next at once."""
 
     attempt: int

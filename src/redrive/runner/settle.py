@@ -7,7 +7,9 @@ prefix last, and tells the owner's caches what happened only after the commit (`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from redrive.context import Emission
 from redrive.errors import BugError, VersionConflict
@@ -35,7 +37,7 @@ class StateConflict(VersionConflict):
         super().__init__(f"state of {subscription}", key, -1, -1)
 
 
-class _Put(NamedTuple):
+class _Put(Struct, frozen=True):
     """A change of the lanes, to be learnt after the commit."""
 
     lane: str | None
@@ -44,7 +46,7 @@ class _Put(NamedTuple):
     letter: int
 
 
-class _New(NamedTuple):
+class _New(Struct, frozen=True):
     """A letter that is still to be written, and the event that it is for."""
 
     letter: NewLetter
@@ -217,7 +219,8 @@ class Settling:
         """The letters that are still to be written, their histories, and what is to be told of them; their numbers."""
         new, self._new = self._new, []
         numbers = self.tx.letters.add(self.duty.id, [one.letter for one in new], self.now)
-        for number, (letter, work, action, is_head) in zip(numbers, new, strict=True):
+        for number, one in zip(numbers, new, strict=True):
+            letter, work, action = one.letter, one.work, one.action
             for tried in work.earlier:
                 self._history(number, tried.attempt, act.FAILING, tried.action.failure)
                 self._tell(number, work, tried.attempt, tried.action, tried.action.failure)
@@ -225,7 +228,7 @@ class Settling:
                 self.followers += 1
             elif action is not None:
                 self._learn_failure(number, work, action)
-            if is_head:
+            if one.is_head:
                 waits = letter.lane is not None or letter.state == "retrying"
                 self._puts.append(_Put(letter.lane, self._head_of(letter, number) if waits else None, 1, number))
         return numbers

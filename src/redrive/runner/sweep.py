@@ -16,7 +16,7 @@ from redrive.policy import action as act
 from redrive.policy.action import Action
 from redrive.runner.at_once import try_at_once
 from redrive.runner.batch import Batch
-from redrive.runner.call import Begin, attempt_each, is_plain
+from redrive.runner.call import Begin, Passes, attempt_each, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.duty import Work
 from redrive.store.port import Function, Holding, StoreTx
@@ -38,8 +38,16 @@ class Sweep:
     ) -> tuple[int, BaseException | None, bool]:
         """Call for each event."""
         self._caller.begin()
-        good, error = attempt_each(function, events, which, self._user, self._ends, stride, begin)
-        return good, error, error is not None and self._tx.takes_back(error)
+        user, passes = self._user, self._passes()
+        good, error = attempt_each(function, events, which, user, self._ends, stride, begin, passes)
+        return good, error, error is not None and self._is_undone(error)
+
+    def _passes(self) -> Passes | None:
+        """Who hears of those that failed, and may have it go on. Not kept: it holds us, and we hold the batch."""
+        return None
+
+    def _is_undone(self, error: BaseException) -> bool:
+        return self._tx.takes_back(error)
 
     def fails(self, event: Event[Any], error: BaseException, function: Function) -> bool:
         """Decide, after the attempts that do not have to wait. Nobody passes one whose lane may have to queue."""
@@ -74,6 +82,7 @@ class Flow(Sweep):
         self._aside: list[tuple[Event[Any], BaseException, Sequence[Any] | None]] = []
         # Where a statement is a round trip, attempts are made among the others, which nobody waits for.
         self._puts_aside = caller.duty.subscription.order == "none" and not tx.sql.is_far
+        self._stays: BaseException | None = None  # of a call of which something is left
 
     def run(
         self, function: Function, events: Sequence[Event[Any]], which: range, stride: int, begin: Begin
@@ -89,10 +98,27 @@ class Flow(Sweep):
             return good, found, True
         return good, error, is_undone
 
+    def _passes(self) -> Passes | None:
+        return self._put_aside if self._puts_aside else None
+
+    def _put_aside(self, event: Event[Any], error: BaseException) -> bool:
+        """Nothing waits for it: what is to be done about it can wait for the others. False: not of this one."""
+        if not is_plain(error):
+            return False
+        self.look(error)
+        if not self._tx.takes_back(error):
+            self._stays = error
+            return False
+        self._aside.append((event, error, None if self._tx.hold is None else self._tx.hold.put_off()))
+        return True
+
+    def _is_undone(self, error: BaseException) -> bool:
+        return error is not self._stays and super()._is_undone(error)
+
     def fails(self, event: Event[Any], error: BaseException, function: Function) -> bool:
-        """Nothing waits for it: what is to be done about it can wait for the others."""
+        """The same of one whose attempt was made before."""
         if self._puts_aside and is_plain(error):
-            self._aside.append((event, error, None if self._tx.hold is None else self._tx.hold.put_off()))
+            self._aside.append((event, error, None))
             return True
         return super().fails(event, error, function)
 

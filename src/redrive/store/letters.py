@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.lanes import Head
@@ -22,7 +24,7 @@ Retried = tuple[Head, str, dict[str, Any], Failure]  # the letter, its state now
 Attempted = tuple[int, int, str, Failure]  # the letter, the attempt's number, what came of it, and why
 
 
-class NewLetter(NamedTuple):
+class NewLetter(Struct, frozen=True):
     """An event `(position, id, type, key)` to be held: a follower unless a failure is given."""
 
     event: Row
@@ -53,13 +55,14 @@ class Letters:
     def add(self, subscription: int, new: Sequence[NewLetter], now: float) -> list[int]:
         """Hold events; the numbers of their letters."""
         rows = []
-        for event, lane, state, reason, failure, attempts, due_at, delay, resolved_by, dependency in new:
+        for one in new:
+            failure = one.failure
             failed_at = now if failure is not NO_FAILURE else None
-            position, event_id, kind, key = event
+            position, event_id, kind, key = one.event
             rows.append((
-                subscription, position, lane, event_id, kind, key, state, reason, attempts, due_at, now, delay, now,
-                failed_at, failed_at, failure.error_type, failure.message, failure.fingerprint, now, resolved_by,
-                dependency,
+                subscription, position, one.lane, event_id, kind, key, one.state, one.reason, one.attempts, one.due_at,
+                now, one.delay, now, failed_at, failed_at, failure.error_type, failure.message, failure.fingerprint,
+                now, one.resolved_by, one.dependency,
             ))  # fmt: skip
         letters = self._sql.add_all("letter_add", rows)
         self.sieve.add(

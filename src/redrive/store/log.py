@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Logs:
     """Append to and read from the logs of one store."""
 
-    __slots__ = ("_created", "_ids", "_sql", "dense", "spans", "versions")
+    __slots__ = ("_created", "_ids", "_sql", "dense", "reach", "spans", "versions")
 
     def __init__(self, sql: Sql, spans: Spans | None = None) -> None:
         self._sql = sql
@@ -38,6 +38,7 @@ class Logs:
         self._created: set[str] = set()  # by a transaction that may still be rolled back
         self.spans = spans or Spans(sql)
         self.dense: set[int] = set()  # logs that filled most of the table where they were read last
+        self.reach: dict[int, int] = {}  # by log, how many events are not too much to be read at once
         self.versions: dict[int, Versions] = defaultdict(partial(Versions, self.spans))  # of the logs appended to
 
     def id_of(self, name: str, *, create: bool = False) -> int:

@@ -17,8 +17,9 @@ from redrive.store.port import StoreTx
 from redrive.store.sql import Sql
 from redrive.types import EventTypes
 
-BYTES_MAX = 4_000_000  # of data in one text: it is in memory twice
-SAMPLE = 16  # events whose sizes are looked at
+BYTES_MAX = 16_000_000  # of data that is read at once, about: it is in memory twice
+UNKNOWN_MAX = 500  # events that are read at once, as long as nobody knows how large they are
+SAMPLE = 64  # events whose sizes are looked at
 
 # A row in JSON: with how many bytes of data it has, which stand beside, one after the other.
 _Packed = tuple[int, str, str, str | None, int | None, int, int, str | None, int]
@@ -53,22 +54,23 @@ def packed_after(sql: Sql, log: int, position: int, limit: int, span: int | None
 
 
 def next_events(tx: StoreTx, log: int, position: int, limit: int, types: EventTypes) -> tuple[list[Event[Any]], bool]:
-    """The next events above a position, in order, and whether there are probably more behind these."""
-    dense = tx.logs.dense
-    if log in dense and not tx.sql.is_far:  # row after row takes a third longer
+    """The next events above a position, in order, and whether there are probably more behind these.
+
+    Fewer, if those before them were large.
+    """
+    logs = tx.logs
+    limit = min(limit, logs.reach.get(log, UNKNOWN_MAX))
+    goes_on, events = False, list[Event[Any]]()
+    if log in logs.dense and not tx.sql.is_far:  # row after row takes a third longer
         events = unpacked(packed_after(tx.sql, log, position, limit, span=limit), types)
-        if 2 * len(events) >= limit:
-            return events, True
-    events = events_after(tx.logs, log, position, limit, types)
-    if log in dense and bytes_of(events) > BYTES_MAX:
-        dense.discard(log)
-    return events, len(events) == limit
-
-
-def bytes_of(events: list[Event[Any]]) -> int:
-    """About how much data they have."""
-    sample = [len(event.data_raw) for event in events[:SAMPLE]]
-    return sum(sample) * len(events) // max(1, len(sample))
+        goes_on = 2 * len(events) >= limit
+    if not goes_on:
+        events = events_after(logs, log, position, limit, types)
+        goes_on = len(events) == limit
+    if goes_on:
+        sample = [len(event.data_raw) for event in events[:: 1 + len(events) // SAMPLE]]
+        logs.reach[log] = max(1, BYTES_MAX * len(sample) // max(1, sum(sample)))
+    return events, goes_on
 
 
 def unpacked(packed: Packed | None, types: EventTypes) -> list[Event[Any]]:

@@ -379,12 +379,11 @@ class SqliteStore:
 
     def is_the_world(self, error: BaseException) -> bool:
         """Infrastructure, or the statement's own fault?"""
-        is_ours = isinstance(error, StoreError) and error.store is self
-        return is_ours or is_the_world(error) or self._has_ended()
-
-    def _has_ended(self) -> bool:
-        """Is the transaction of this thread gone? Then whatever is raised now is only a consequence."""
-        current = self._current
+        if isinstance(error, StoreError) and error.store is self:
+            return True
+        if isinstance(error, sqlite3.Error) and is_the_world(error):
+            return True
+        current = self._current  # if it is gone, and this thread's, whatever is raised now is only a consequence
         return current is not None and not current.connection.in_transaction and self.inside_transaction()
 
     # ------------------------------------------------------------ jobs

@@ -1,0 +1,103 @@
+"""What a projection reads next: all that follows, in order and once, in whatever way it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redrive import App, Event
+from redrive.store import packed
+from redrive.store.packed import next_events
+from redrive.testing import Harness
+
+LOGS = "orders", "others"
+
+
+def write(app: App, what: list[tuple[int, int, str]]) -> None:
+    """Runs of events: in which log, how many, and how they are."""
+    for log, count, how in what:
+        headers = {"x": "y"} if how == "headers" else None
+        data = "x" * 5_000 if how == "large" else {"é\n": count}
+        app.log(LOGS[log]).append_many([{"type": "t", "data": data, "headers": headers, "key": how}] * count)
+
+
+def read(app: App, limit: int) -> tuple[list[Event[Any]], list[int]]:
+    """All that is there, and how much was read at a time."""
+    store, found, sizes, goes_on = app.runtime.store, list[Event[Any]](), list[int](), True
+    while goes_on:
+        with store.reading(snapshot=False) as tx:
+            above = found[-1].position if found else 0
+            events, goes_on = next_events(tx, tx.logs.id_of("orders"), above, limit, app.runtime.types)
+        found += events
+        sizes.append(len(events))
+    return found, sizes
+
+
+RUNS = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(1, 30), st.sampled_from(["plain", "headers", "large"])),
+    min_size=1, max_size=8,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(runs=RUNS, limit=st.integers(1, 12), odd=st.sampled_from(["", "headers", "data"]))
+def test_nothing_is_left_out_and_nothing_comes_twice(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[int, int, str]], limit: int, odd: str
+) -> None:
+    app = App(str(tmp_path_factory.mktemp("log") / "shop.db"))
+    app.log("orders").append("t", None, key="first")
+    write(app, runs)
+    if odd:  # as somebody else may have stored it
+        with app.transaction() as tx:
+            which = "headers = x'ff'" if odd == "headers" else "data = '\"é\"'"
+            tx.connection.execute(f"UPDATE redrive_events SET {which} WHERE position % 7 = 3")
+    found, _ = read(app, limit)
+    with app.reader() as tx:
+        sql = (
+            "SELECT position, id, key, headers, data FROM redrive_events WHERE log = "
+            "(SELECT id FROM redrive_logs WHERE name = 'orders') ORDER BY position"
+        )
+        rows = tx.connection.execute(sql).fetchall()
+    assert [(e.position, e.id, e.key, e.headers_raw, e.data_raw) for e in found] == rows
+    app.close()
+
+
+def test_a_log_of_its_own_is_read_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, ways = App(str(tmp_path / "shop.db")), list[str]()
+    events_after, packed_after = packed.events_after, packed.packed_after
+    monkeypatch.setattr(packed, "events_after", lambda *a: (ways.append("rows"), events_after(*a))[1])
+    monkeypatch.setattr(packed, "packed_after", lambda *a, **k: (ways.append("text"), packed_after(*a, **k))[1])
+    write(app, [(0, 95, "plain")])
+    assert read(app, 20)[1] == [20, 20, 20, 20, 15, 0]
+    assert ways == ["rows", "text", "text", "text", "text", "text", "rows"]
+    app.close()
+
+
+def test_fewer_large_events_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "BYTES_MAX", 50_000)
+    app = App(str(tmp_path / "shop.db"))
+    write(app, [(0, 40, "large"), (0, 60, "plain")])
+    found, sizes = read(app, 40)
+    assert len(found) == 100
+    assert sizes[:2] == [40, 9], "before the first nobody knows how large they are"
+    assert sizes[-2] > 9, "and small ones again as many as may be"
+    app.close()
+
+
+def test_a_projection_reads_little_before_it_knows_how_large_events_are(
+    app: App, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "UNKNOWN_MAX", 10)
+    sizes = list[int]()
+
+    @app.projection(app.log("orders"), start="first", batch=True)
+    def count(events: list[Event[Any]], tx: Any) -> None:
+        sizes.append(len(events))
+
+    app.log("orders").append_many([{"type": "t", "data": n} for n in range(50)])
+    harness.run_until_idle()
+    assert sizes == [10, 40]
