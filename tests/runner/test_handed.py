@@ -17,7 +17,7 @@ from redrive.runner import batch, handed, joining
 from redrive.runner.handed import Handed, Landed
 from redrive.sources.port import Message, Plain, Positions, Reader, Source
 from redrive.store.packed import next_events
-from redrive.testing import Harness
+from redrive.testing import Harness, make_event
 from redrive.testing.failpoints import failpoint
 
 
@@ -173,25 +173,25 @@ Steps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()),
 
 
 @given(Steps, st.integers(1, 4), st.integers(1, 12))
-def test_what_is_handed_over_is_what_the_log_has_next(steps: Any, limit: int, rows_max: int) -> None:
+def test_what_is_handed_over_is_what_the_log_has_next(steps: Any, limit: int, events_max: int) -> None:
     """Others leave gaps between landings, and append to the log themselves."""
     desk, log, at = Handed(), list[Any](), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handed, "ROWS_MAX", rows_max)
+        patch.setattr(handed, "EVENTS_MAX", events_max)
         for gap, count, by_hand in steps:
             at += gap
-            above = log[-1][0] if log else 0
-            rows = [(at + n, *[""] * 7, b"1") for n in range(1, count + 1)]
+            above = log[-1].position if log else 0
+            events = [make_event("said", position=at + n) for n in range(1, count + 1)]
             at += count
-            log += rows
+            log += events
             if not by_hand:
-                desk.put("x", Landed(above, rows))
+                desk.put("x", Landed(above, events))
             kept = desk._landed.get("x", ())
-            assert sum(len(one.rows) for one in kept) <= rows_max and len(kept) <= handed.LANDINGS_MAX
+            assert sum(len(one.events) for one in kept) <= events_max and len(kept) <= handed.LANDINGS_MAX
             for position in range(at + 2):
                 found = desk.after("x", position, limit)
-                assert found == [row for row in log if row[0] > position][: len(found)]
-        if steps and not steps[-1][2] and steps[-1][1] <= rows_max:
+                assert found == [event for event in log if event.position > position][: len(found)]
+        if steps and not steps[-1][2] and steps[-1][1] <= events_max:
             assert desk.after("x", at - 1, limit) == log[-1:]
     desk.forget("x")
     assert desk.after("x", at - 1, limit) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from redrive.event import Event, events_of
+from redrive.event import Event
 from redrive.runner.duty import Duty, Work
 from redrive.store.packed import next_events
 from redrive.store.port import StoreTx
@@ -87,10 +87,10 @@ def handed_batch(duty: Duty) -> Batch | None:
     engine = duty.engine
     if not duty.log_id:  # it was not there yet when we last looked
         return None
-    rows = engine.handed.after(duty.subscription.source, duty.window.position, engine.settings.batch_max)
-    if not rows:
+    events = engine.handed.after(duty.subscription.source, duty.window.position, engine.settings.batch_max)
+    if not events:
         return None
-    batch = batch_of(duty, events_of(rows, engine.types), full=True)
+    batch = batch_of(duty, events, full=True)
     batch.handed = True
     return batch if batch.events else None
 

@@ -1,4 +1,4 @@
-"""Rows that have just landed, kept for whoever reads their log next in this process: to read them back from the
+"""Events that have just landed, kept for whoever reads their log next in this process: to read them back from the
 store costs a fifth of applying them.
 
 Put here after their commit, used where writing happens, one after the other. It is the log that counts: who does not
@@ -8,19 +8,26 @@ find here exactly what follows its own progress reads the log, and who does asks
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from redrive.store.sql import Row
+from redrive.event import Event
 
-ROWS_MAX, LANDINGS_MAX = 8_000, 8  # of one log: who is further behind is not about to catch up
+EVENTS_MAX, LANDINGS_MAX = 8_000, 8  # of one log: who is further behind is not about to catch up
 BYTES_MAX = 8_000_000  # of data in one landing: what is larger takes longer to apply than to read
 
 
+_DATA = attrgetter("data_raw")
+
+
 class Landed(NamedTuple):
-    """All events of a log that are above a position and up to the last of these rows, which have no gap."""
+    """All events of a log that are above a position and up to the last of these, which have no gap.
+
+    Whoever is called for one of them leaves it as it was.
+    """
 
     above: int
-    rows: list[Row]
+    events: list[Event[Any]]
 
 
 class Handed:
@@ -31,20 +38,20 @@ class Handed:
 
     def put(self, log: str, landed: Landed) -> None:
         """These were committed."""
-        if sum([len(row[8]) for row in landed.rows]) > BYTES_MAX:
+        if sum(map(len, map(_DATA, landed.events))) > BYTES_MAX:
             return
         kept = self._landed.setdefault(log, deque(maxlen=LANDINGS_MAX))
         kept.append(landed)
-        while sum([len(one.rows) for one in kept]) > ROWS_MAX:
+        while sum([len(one.events) for one in kept]) > EVENTS_MAX:
             kept.popleft()
 
-    def after(self, log: str, position: int, limit: int) -> list[Row]:
-        """The next rows above a position, in order; none, if they are not all here."""
-        for above, rows in self._landed.get(log, ()):
-            first, last = rows[0][0], rows[-1][0]
+    def after(self, log: str, position: int, limit: int) -> list[Event[Any]]:
+        """The next events above a position, in order; none, if they are not all here."""
+        for above, events in self._landed.get(log, ()):
+            first, last = events[0].position, events[-1].position
             if above <= position < last:
                 start = max(0, position - first + 1)
-                return rows[start : start + limit]
+                return events[start : start + limit]
         return []
 
     def forget(self, log: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 
 from redrive.context import Again, Escalate
-from redrive.event import events_of
 from redrive.failpoints import hit
 from redrive.runner.batch import Batch, Turn, batch_of
 from redrive.runner.call import attempt_each
@@ -77,11 +76,11 @@ def _is_calm(projector: Projector) -> bool:
 
 def _batch(projector: Projector, landed: Landed) -> Batch | None:
     """All that has landed, if that is what comes next, and little."""
-    duty, (above, rows) = projector.duty, landed
-    is_next = duty.log_id and above <= duty.window.position < rows[0][0]
-    if not is_next or len(rows) > JOINED_MAX:
+    duty, (above, events) = projector.duty, landed
+    is_next = duty.log_id and above <= duty.window.position < events[0].position
+    if not is_next or len(events) > JOINED_MAX:
         return None
-    batch = batch_of(duty, events_of(rows, duty.engine.types), full=False)
+    batch = batch_of(duty, events, full=False)
     return batch if batch.events else None
 
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 from typing import NamedTuple, cast
 
 from redrive.errors import CommitUnknown
@@ -122,16 +121,17 @@ class Landing:
                     "last_time_us": last and last.time_us,
                 }
             )  # fmt: skip
-            if added.rows:
-                together.join(tx, Landed(added.above, added.rows))
+            new = Landed(added.above, added.events(events, engine.types))
+            if new.events:
+                together.join(tx, new)
             hit("land.before_commit")
         hit("land.committed")
         duty.window.position = duty.window.cursor = position
         duty.settled_at, self.positions, self._has_said = now, to, self._has_said or bool(events)
-        if added.rows:
+        if new.events:
             if not together.is_quiet:
-                engine.handed.put(duty.subscription.source, Landed(added.above, added.rows))
-            engine.store.news.told(added.rows[0][0], position)
+                engine.handed.put(duty.subscription.source, new)
+            engine.store.news.told(added.first, position)
         if events:  # who waits for them first: everybody who is woken wants the interpreter
             begins = not (self.source.acknowledges or together.has_turn)
             if not (together.is_quiet or (begins and engine.standing.begin(duty.subscription.source))):
@@ -153,7 +153,7 @@ class Landing:
         else:
             events = [m if type(m) is Plain else m.event for m in messages]
         if not events:
-            return landed.Appended(duty.window.position, 0, []), events
+            return landed.Appended(0, duty.window.position, 0), events
         is_first = not self._has_said
         added = landed.append_new(tx.logs, tx.sql, log, events, is_first=is_first, is_plain=is_plain)
         if added is None:
@@ -331,12 +331,9 @@ class LandingLoop(AskingLoop):
         return Read(messages, positions, self.landing.land(messages, starts))
 
 
-_PLACE = attrgetter("partition", "position")
-
-
 def _ends(messages: Sequence[Message | Plain]) -> Positions:
     """How far they reach: the last of each partition."""
-    return dict(map(_PLACE, messages))
+    return {message.partition: message.position for message in messages}
 
 
 def _size(message: Message | Plain) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from redrive.codec import to_json
-from redrive.event import Stored
+from redrive.event import Event, Stored
 from redrive.store.append import Names
 from redrive.store.sql import Row, Sql
+
+if TYPE_CHECKING:
+    from redrive.types import EventTypes
 
 
 def positions(sql: Sql, subscription: int) -> dict[int, str]:
@@ -37,11 +40,21 @@ class Fields(Stored, Protocol):
 
 
 class Appended(NamedTuple):
-    """The last position, and the rows, if they are known: all that lies above another position up to that one."""
+    """The first and the last position of what was appended; the first is 0 if others may lie in between."""
 
+    first: int
     position: int
-    above: int
-    rows: list[Row]
+    above: int  # nothing of the log lies between this position and the first
+
+    def events(self, fields: Sequence[Fields], types: EventTypes) -> list[Event[Any]]:
+        """What was appended, as it will be read; nothing, if it is not known where it lies."""
+        at = self.first - 1
+        if at < 0:
+            return []
+        return [
+            Event(at := at + 1, e.id, e.type, e.key, None, e.schema, e.time_us, e.headers_raw, e.data_raw, types)
+            for e in fields
+        ]
 
 
 def append_new(
@@ -67,9 +80,5 @@ def append_new(
         return None
     position: int = sql.value("log_last", (log,)) if put.last is None else put.last
     names.spans.passed(position)
-    if sql.is_far:  # others may number theirs in between, and a server may come back without what it has committed
-        return Appended(position, above, [])
-    at = position - len(rows)
-    return Appended(position, above, [
-        (at := at + 1, e.id, e.type, e.key, None, e.schema, e.time_us, e.headers_raw, e.data_raw) for e in events
-    ])  # fmt: skip
+    # Elsewhere others may number theirs in between, and a server may come back without what it has committed.
+    return Appended(0 if sql.is_far else position - len(rows) + 1, position, above)
