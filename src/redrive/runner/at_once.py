@@ -34,7 +34,6 @@ def try_at_once(
     while isinstance(action, act.Park) and _is_due(work, action) and not late():
         assert work.event is not None and work.outcome is not None
         tried = Tried(work.attempt, action, work.outcome)
-        work.event.forget()  # the function must not see its own changes
         work.attempt, work.outcome = work.attempt + 1, None
         following = act.COMMIT if call(work) else decision(duty, work)
         if isinstance(following, act.UNWRITTEN):

@@ -83,12 +83,11 @@ class Caller:
         assert work.event is not None
         user.event, self._emitted = work.event, None
         function = self.callee(tx)
-        error = attempt(tx.pipelined(function), work.event, user)
+        error = _attempt(tx.pipelined(function), work.event, user)
         if tx.answers() is not None:  # once more, so that the function hears of it where it happens
             tx.undo()
-            work.event.forget()
             self._emitted = None
-            error = attempt(tx.checked(function), work.event, user)
+            error = _attempt(tx.checked(function), work.event, user)
         work.outcome = out.APPLIED if error is None else self.outcome(work, error)
         return error is None
 
@@ -97,7 +96,7 @@ class Caller:
         assert work.event is not None
         user.event, self._emitted = work.event, None
         try:
-            error = attempt(function, work.event, user)
+            error = _attempt(function, work.event, user)
         except Ended as ended:
             ended.is_retry = True
             raise
@@ -120,9 +119,8 @@ class Caller:
         assert work.event is not None
         held.event, self._emitted = work.event, None
         hold.begin(held, is_trial=True)
-        error = attempt(self.for_one, work.event, held)
+        error = _attempt(self.for_one, work.event, held)
         if not hold.has_repeated(asked) or error is None:
-            work.event.forget()
             return False
         work.outcome = self.outcome(work, error)
         return True
@@ -180,6 +178,14 @@ class Caller:
             self.is_escalating = True
             raise Escalate
         return self.settling
+
+
+def _attempt(function: Function, event: Event[Any], user: Tx) -> BaseException | None:
+    """One that is called again must not see its own changes: nor when the whole transaction runs again."""
+    try:
+        return attempt(function, event, user)
+    finally:
+        event.forget()
 
 
 def _never(_: BaseException) -> bool:
