@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrive import App, Event
+from redrive.runner import handle
+from redrive.runner.handle import Handling
 from redrive.store import packed
 from redrive.store.packed import next_events
 from redrive.testing import Harness
@@ -101,3 +104,30 @@ def test_a_projection_reads_little_before_it_knows_how_large_events_are(
     app.log("orders").append_many([{"type": "t", "data": n} for n in range(50)])
     harness.run_until_idle()
     assert sizes == [10, 40]
+
+
+def test_a_handler_holds_fewer_large_events_in_memory(
+    app: App, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "BYTES_MAX", 50_000)
+    monkeypatch.setattr(handle, "UNKNOWN_MAX", 20)
+    held, handled = list[int](), list[int]()
+    take_in = Handling.take_in
+
+    def take(handling: Handling, events: list[Event[Any]]) -> int:
+        count = take_in(handling, events)
+        held.append(len(handling.desk))
+        return count
+
+    monkeypatch.setattr(Handling, "take_in", take)
+
+    @app.on(app.log("orders"), start="first", concurrency=2)
+    async def note(event: Event[Any], ctx: Any) -> None:
+        handled.append(event.data[0])
+
+    app.log("orders").append_many([{"type": "t", "data": [n, "x" * 5_000], "key": f"k{n % 7}"} for n in range(60)])
+    harness.run_until_idle()
+    assert sorted(handled) == list(range(60))
+    assert held[0] == 20, "before the first nobody knows how large they are"
+    assert all(now <= max(9, before - 1) for before, now in pairwise(held))
+    assert held.count(9) > 3

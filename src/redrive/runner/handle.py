@@ -29,7 +29,7 @@ from redrive.runner.gate import Gate
 from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.log import events_after
-from redrive.store.packed import Packed, packed_after
+from redrive.store.packed import UNKNOWN_MAX, Packed, packed_after, reach_of
 from redrive.store.port import Disbelief, StoreTx
 from redrive.store.sql import Row
 
@@ -49,6 +49,7 @@ class Handling:
         self.gate: Gate | None = self.keys or (Gate(duty) if rule or duty.subscription.limit else None)
         lookout = duty.engine.store.lookout
         self._coming = None if lookout is None else Coming(lookout, self._read_ahead, duty.engine.types, ask)
+        self._reach = UNKNOWN_MAX  # how many events like those that were read last may be in memory
         self.lane_full = ""
         self.halt = ""
 
@@ -62,8 +63,9 @@ class Handling:
         if duty.subscription.order == "total":
             return 0 if duty.lanes or len(self.desk) else 1
         # Done rows above a slow key cost little; unsettled works are what memory and a crash must bear.
-        limit = duty.engine.settings.window_max
-        room = max(0, min(limit - len(self.desk), SPAN * limit - len(duty.window)))
+        most = duty.engine.settings.window_max
+        limit = min(most, max(self._reach, duty.subscription.concurrency))
+        room = max(0, min(limit - len(self.desk), SPAN * most - len(duty.window)))
         # A look into the log costs the same for one event and for hundreds: while there is enough to call, wait.
         return 0 if room < limit // ROOM_SHARE < len(self.desk.ready) else room
 
@@ -189,6 +191,8 @@ class Handling:
                 result.events = []
             elif room and not early:
                 result.events = self._read(tx, room)
+        if result.events:
+            self._reach = reach_of(result.events)
         if self._coming is not None:
             self._coming.begin(result.events, room)
         return result

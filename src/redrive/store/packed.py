@@ -68,9 +68,14 @@ def next_events(tx: StoreTx, log: int, position: int, limit: int, types: EventTy
         events = events_after(logs, log, position, limit, types)
         goes_on = len(events) == limit
     if goes_on:
-        sample = [len(event.data_raw) for event in events[:: 1 + len(events) // SAMPLE]]
-        logs.reach[log] = max(1, BYTES_MAX * len(sample) // max(1, sum(sample)))
+        logs.reach[log] = reach_of(events)
     return events, goes_on
+
+
+def reach_of(events: list[Event[Any]]) -> int:
+    """How many such events are not too much to have in memory at once."""
+    sample = [len(event.data_raw) for event in events[:: 1 + len(events) // SAMPLE]]
+    return max(1, BYTES_MAX * len(sample) // max(1, sum(sample)))
 
 
 def unpacked(packed: Packed | None, types: EventTypes) -> list[Event[Any]]:
