@@ -106,7 +106,7 @@ def test_settings_that_the_program_made_are_the_programs(inside: Any, folder: Pa
     (folder / "told.py").write_text(PROGRAM.format(", settings=Settings(lease=30.0)"))
     found = table(inside("config", "show", "--json", "--app", "told:app"))
     assert found["lease"] == ("30s", "program", None)
-    assert found["batch_max"] == (1000, "default", None)
+    assert found["batch_max"] == (2000, "default", None)
 
 
 @pytest.mark.parametrize(
