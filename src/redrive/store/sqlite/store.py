@@ -383,7 +383,11 @@ class SqliteStore:
             return True
         if isinstance(error, sqlite3.Error) and is_the_world(error):
             return True
-        current = self._current  # if it is gone, and this thread's, whatever is raised now is only a consequence
+        return self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """Is the transaction of this thread gone? Then whatever is raised now is only a consequence."""
+        current = self._current
         return current is not None and not current.connection.in_transaction and self.inside_transaction()
 
     # ------------------------------------------------------------ jobs
