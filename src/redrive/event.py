@@ -157,6 +157,13 @@ def events_of(rows: Iterable[tuple[Any, ...]], types: EventTypes) -> list[Event[
     return [Event(a, b, c, d, e, f, g, h, i, types) for a, b, c, d, e, f, g, h, i in rows]
 
 
+def forget_all(events: Iterable[Event[Any]]) -> None:
+    """Each decodes its data anew at the next access."""
+    for event in events:
+        if event._data is not UNSET:
+            event.forget()
+
+
 class Scheduled(Event[T_co], frozen=True, eq=False):
     """An event that is appended when it is due: until then it has neither position nor version."""
 

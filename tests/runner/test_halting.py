@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, Reject, StoreError, retry
+from redrive import App, Reject, StoreError, UsageError, retry
 from redrive.errors import CommitUnknown
 from redrive.observe import signals as sig
 from redrive.settings import Settings
@@ -257,3 +257,21 @@ def test_a_halted_subscription_does_not_stop_the_others(
     harness.advance("1m")
     assert list(harness.halted) == ["apply"]
     assert other == [0, 1, 2]
+
+
+def test_a_tx_that_is_kept_emits_for_nobody_and_who_is_halted_is_stopped_at_once(app: App, harness: Harness) -> None:
+    kept = list[Any]()
+
+    @app.projection(app.log("orders"), start="first")
+    def keep(event: Any, tx: Any) -> None:
+        kept.append(tx)
+
+    harness.append("orders", "t", 1)
+    with failpoint("batch.before_commit", StoreError("gone")):
+        harness.run_until_idle()
+    assert harness.halted
+    with pytest.raises(UsageError, match="over"):
+        kept[-1].emit(app.log("out"), "t", None, key=None)
+    before = harness.clock.monotonic()
+    harness.restart()
+    assert harness.clock.monotonic() - before < 0.1

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive import App, Event, Tx
-from redrive.errors import StoreError
+from redrive import App, Event, Tx, failpoints
+from redrive.errors import StoreError, UsageError
 from redrive.event import NewEvent
 from redrive.observe.signals import Appended, Signal
 from redrive.runner import batch, handed, joining
@@ -196,3 +196,110 @@ def test_what_is_handed_over_is_what_the_log_has_next(steps: Any, limit: int, ev
     desk.forget("x")
     assert desk.after("x", at - 1, limit) == []
     assert desk.after("y", at - 1, limit) == []
+
+
+HEADERS = '{"a":"ü"}'.encode()
+
+
+class Said(Shelf):
+    """Its messages are objects, with headers."""
+
+    def open(self, group: str) -> Reader:
+        return SaidReader(self)
+
+
+class SaidReader(ShelfReader):
+    def read(self, positions: Positions, limit: int, wait: float) -> Sequence[Message]:
+        return [
+            Message(0, m.position, m.event._replace(headers_raw=HEADERS, data_raw=b'{"user":"ada"}'), False)
+            for m in super().read(positions, limit, wait)
+        ]
+
+
+def test_what_is_handed_over_to_several_is_what_the_log_has_and_is_not_read_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app, shelf, read_back = App("/nonexistent/x.db", name="shop"), Said(), list[int]()
+    given: dict[str, list[Any]] = {"a": [], "b": []}
+
+    def look(*where: Any) -> Any:
+        events, goes_on = next_events(*where)
+        read_back.extend(event.position for event in events)
+        return events, goes_on
+
+    def declare(name: str) -> None:
+        @app.projection(shelf, name=name)
+        def write_down(event: Event[Any], tx: Tx) -> None:
+            given[name].append((*event._row(), event.headers))
+
+    declare("a")
+    declare("b")
+    with Harness(app) as harness:
+        shelf.said += range(3)
+        harness.run_until_idle()
+        monkeypatch.setattr(batch, "next_events", look)
+        shelf.said += range(3, 12)
+        harness.run_until_idle()
+        stored = list(app.log("shelf:orders").read())
+    assert given["a"] == given["b"] == [(*event._row(), {"a": "ü"}) for event in stored]
+    assert read_back == []
+
+
+@pytest.mark.parametrize("how", ["key_by", "kept"])
+def test_what_one_does_to_an_event_outside_of_its_call_nobody_else_sees(how: str) -> None:
+    app, shelf, last = App("/nonexistent/x.db", name="shop"), Said(), list[Any]()
+    seen, keys = list[Any](), list[Any]()
+
+    def user(event: Event[Any]) -> str:
+        keys.append(dict(event.data))
+        return str(event.data.pop("user"))
+
+    def change(event: Event[Any], tx: Tx) -> None:
+        if how == "key_by":
+            raise OSError("no")  # the others queue behind it, and are not called
+        if last:
+            last[-1].data.clear()
+        last.append(event)
+
+    app.projection(shelf, name="a", key_by=user if how == "key_by" else None)(change)
+
+    @app.projection(shelf, name="b", key_by=user)
+    def read(event: Event[Any], tx: Tx) -> None:
+        seen.append(event.data)
+
+    with Harness(app) as harness:
+        for _ in range(2):
+            shelf.said += range(4)
+            harness.run_until_idle()
+    assert seen == [{"user": "ada"}] * 8
+    assert keys == [{"user": "ada"}] * len(keys)
+
+
+@pytest.mark.parametrize("where", ["land.before_commit", "batch.called", "batch.before_commit"])
+def test_a_tx_that_is_kept_emits_for_nobody_when_its_joined_turn_has_failed(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, kept, shelf, hits = App("/nonexistent/x.db", name="shop"), list[Any](), Shelf(), list[str]()
+
+    @app.projection(shelf)
+    def keep(event: Event[Any], tx: Tx) -> None:
+        kept.append(tx)
+
+    def fail(name: str) -> None:
+        if (name == where and len(kept) == 18) or (hits and name == "land.fenced"):
+            hits.append(name)
+            raise StoreError("gone")
+
+    with Harness(app) as harness:
+        for _ in range(2):
+            shelf.said += range(6)
+            harness.run_until_idle()
+        shelf.said += range(6)
+        monkeypatch.setattr(failpoints, "_armed", fail)
+        harness.run_until_idle()
+        monkeypatch.setattr(failpoints, "_armed", None)
+        assert hits == [where, "land.fenced"]
+        with pytest.raises(UsageError, match="over"):
+            kept[-1].emit(app.log("out"), "t", None, key=None)
+        harness.advance("10m")
+        assert harness.emitted("out") == []

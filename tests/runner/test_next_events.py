@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from redrive import App, Event
 from redrive.runner import handle
 from redrive.runner.handle import Handling
 from redrive.store import packed
-from redrive.store.packed import next_events
-from redrive.testing import Harness
+from redrive.store.packed import next_events, reach_of
+from redrive.testing import Harness, make_event
 
 LOGS = "orders", "others"
 
@@ -131,3 +132,27 @@ def test_a_handler_holds_fewer_large_events_in_memory(
     assert held[0] == 20, "before the first nobody knows how large they are"
     assert all(now <= max(9, before - 1) for before, now in pairwise(held))
     assert held.count(9) > 3
+
+
+def test_how_large_events_are_is_learnt_from_all_of_them() -> None:
+    small, large = make_event("t", 1), make_event("t", "x" * 100_000)
+    assert reach_of([small] * 70 + [large] * 930) < 200
+    assert reach_of([large]) == 159
+
+
+def test_as_many_large_events_are_handled_side_by_side_as_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "BYTES_MAX", 10_000)  # two of them
+    monkeypatch.setattr(handle, "UNKNOWN_MAX", 2)
+    app, running, most = App("/nonexistent/x.db"), [0], [0]
+
+    @app.on(app.log("orders"), start="first", concurrency=8)
+    async def slow(event: Any, ctx: Any) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(1)
+        running[0] -= 1
+
+    with Harness(app) as harness:
+        app.log("orders").append_many([{"type": "t", "data": "x" * 5_000, "key": f"k{n}"} for n in range(40)])
+        harness.advance("1m")
+    assert most == [8]

@@ -268,7 +268,7 @@ def attempt_each(
 
     `begin` is called before each stride, and may end it; `passes` hears what was raised, and may have it go on. Each
     event forgets its data when it was called for: one that runs again must not see its own changes, and what the data
-    takes is free for the next one.
+    takes is free for the next one. And before: a key function, or who has kept it, may have changed it meanwhile.
     """
     function, forget, event = bare(function), force_setattr, None
     for part in _strides(which, stride):
@@ -279,6 +279,8 @@ def attempt_each(
             try:
                 for at in rest:
                     tx.event = event = events[at]
+                    if event._data is not UNSET:
+                        event.forget()
                     if (result := function(event, tx)) is not None:
                         check_done(result)
                     forget(event, "_data", UNSET)  # event.forget(), without the call
@@ -292,6 +294,8 @@ def attempt_each(
                 events[at].forget()
                 if passes is None or not passes(events[at], error):
                     return at - which.start, error
+                if late():
+                    return at + 1 - which.start, None
     return len(which), None
 
 
@@ -336,7 +340,21 @@ def attempt_all(function: Callable[..., Any], works: Iterable[Attempted | None])
 def find_key(
     key_of: Callable[[Event[Any]], str | None], event: Event[Any]
 ) -> tuple[str | None, out.Unreadable | out.Unkeyed | None]:
-    """The event's key, or what the lack of one means: `key_by` is the user's and may raise anything."""
+    """The event's key, or what the lack of one means: of the event as it is stored, whoever has changed its data."""
+    changed = event._data
+    if changed is UNSET:
+        return _find_key(key_of, event)
+    event.forget()
+    try:
+        return _find_key(key_of, event)
+    finally:
+        force_setattr(event, "_data", changed)  # we may be inside of the call that does so
+
+
+def _find_key(
+    key_of: Callable[[Event[Any]], str | None], event: Event[Any]
+) -> tuple[str | None, out.Unreadable | out.Unkeyed | None]:
+    """`key_by` is the user's and may raise anything."""
     try:
         return key_of(event), None
     except Undecodable as error:

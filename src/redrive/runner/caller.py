@@ -182,6 +182,7 @@ class Caller:
 
 def _attempt(function: Function, event: Event[Any], user: Tx) -> BaseException | None:
     """One that is called again must not see its own changes: nor when the whole transaction runs again."""
+    event.forget()  # what others have changed
     try:
         return attempt(function, event, user)
     finally:

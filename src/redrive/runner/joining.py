@@ -34,9 +34,9 @@ def join(projector: Projector, tx: StoreTx, landed: Landed) -> Callable[[], Turn
     started = duty.engine.env.clock.monotonic()
     settling = caller.settling = Settling(tx, duty, gathers=True)
     hit("batch.fenced")
-    if settling.paused or settling.stale:
-        return None
     try:
+        if settling.paused or settling.stale:
+            return None
         _call(projector, tx, batch)
         hit("batch.called")
         caller.escalate_if_swallowed()
@@ -45,6 +45,8 @@ def join(projector: Projector, tx: StoreTx, landed: Landed) -> Callable[[], Turn
         raise Apart from error
     except Again as error:  # who ended the transaction is found out where each is called by itself
         raise Apart from error
+    finally:
+        caller.settling = None  # nobody is called any more
     ran = len(batch.events)
     settling.commit_events(ran, batch.events[-1])
     settling.finish(batch.last, (event.position for event in batch.events))

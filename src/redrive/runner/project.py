@@ -13,7 +13,7 @@ from typing import Any
 
 from redrive.context import Tx
 from redrive.errors import RedriveError
-from redrive.event import Event, from_row
+from redrive.event import Event, forget_all, from_row
 from redrive.failpoints import hit
 from redrive.policy import action as act
 from redrive.policy.action import Action
@@ -376,12 +376,12 @@ class Projector:
         user = self.caller.user(tx)
         user.event = events[0]
         self.caller.begin()
+        forget_all(events)
         tx.savepoint()
         try:
             error = attempt(tx.pipelined(self.caller.function), events, user)
         finally:  # who runs again must not see its own changes
-            for event in events:
-                event.forget()
+            forget_all(events)
         good = tx.answers() is None and error is None
         if not good:
             self.pace.be_wary()

@@ -122,11 +122,6 @@ class Flow(Sweep):
             return True
         return super().fails(event, error, function)
 
-    def forget(self, event: Event[Any]) -> None:
-        """What was decided about this one and those behind it is void."""
-        self._aside = [one for one in self._aside if one[0].position < event.position]
-        super().forget(event)
-
     def end(self, is_late: Callable[[], bool], user: Tx) -> None:
         """Decide about those that were put aside, one after the other: code that ran a moment ago runs fast."""
         if self._aside:
