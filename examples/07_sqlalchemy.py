@@ -1,4 +1,7 @@
-"""Statements built by SQLAlchemy Core, run in the projection's own transaction. On Postgres: set REDRIVE_STORE."""
+"""Statements built by SQLAlchemy Core, run in the projection's own transaction.
+
+It needs a Postgres: `REDRIVE_STORE=postgresql://… python 07_sqlalchemy.py`.
+"""
 
 from typing import Any
 

@@ -95,12 +95,12 @@ class App(Declarations):
             if tx.lend is not None:
                 tx.lend()
             user = AppTx(tx, self.runtime)
-            self.runtime.transacting = _current_task()
+            self.runtime.transacting = _current_task() or True
             try:
                 with _as_lent(tx.connection):
                     yield user
             finally:
-                self.runtime.transacting = None
+                self.runtime.transacting = False
                 user.end()
             from redrive.store.append import append_all  # with the store that it is for
 

@@ -59,7 +59,7 @@ class Runtime:
         self.deps: Any = None
         self.supervisor: Working | None = None  # while this process runs the app's subscriptions
         self.is_left = False  # has it been stopped while something was under way where writing happens?
-        self.transacting: asyncio.Task[Any] | None = None  # the task that is inside app.transaction()
+        self.transacting: asyncio.Task[Any] | bool = False  # the task that is inside app.transaction(); True: no task
         self.origins: dict[str, str] | None = None  # where the settings came from; None: from the program, or unread
         self._url = None if url is None else os.fspath(url)
         self._settings, self._env = settings, env
@@ -257,10 +257,12 @@ class Runtime:
         return turned.wait(patience)
 
     def is_transacting(self) -> bool:
-        """Is the running task inside app.transaction()?"""
+        """Is the running task inside app.transaction(), or the loop that it runs on?"""
         import asyncio
 
-        return self.transacting is not None and self.transacting is asyncio.current_task()
+        if self.transacting is True:
+            return self.store.inside_transaction()
+        return self.transacting is asyncio.current_task()
 
     def notify(self, log: str, rows: Sequence[Row]) -> None:
         """Events were appended by this process, or scheduled: wake our loops at once, tell listeners."""

@@ -65,6 +65,18 @@ def test_a_run_that_ends_halted_says_so(shop: Any) -> None:
     assert "Traceback" not in answer.err
 
 
+def test_a_run_until_idle_that_a_function_has_ended_before_is_not_done(shop: Any) -> None:
+    (shop.folder / "leaving.py").write_text(
+        "import sys\nfrom redrive import App\napp = App('leaving.db')\n"
+        "@app.on(app.log('orders'), start='first')\n"
+        "def leave(event, ctx):\n    sys.exit(7)\n"
+    )
+    assert shop.redrive("append", "orders", "order.placed", "1", "--store", "leaving.db", "--create").code == 0
+    answer = shop.process("run", "leaving:app", "--until-idle")
+    assert answer.code == 1
+    assert "stopped before everything was done: leave raised SystemExit" in " ".join(answer.err.split())
+
+
 @pytest.mark.parametrize(
     ("program", "hint"),
     [

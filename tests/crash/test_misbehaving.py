@@ -255,6 +255,17 @@ def test_a_second_signal_ends_the_worker_at_once(form: str, zygote: Zygote, tmp_
     assert stage.letters() == {}
 
 
+def test_a_second_signal_ends_a_worker_whose_loop_is_blocked(zygote: Zygote, tmp_path: Path) -> None:
+    stage = Stage(zygote, tmp_path, "async", "block")
+    worker = stage.worker(until_idle=False, gate=str(stage.gate))
+    wait_until(lambda: stage.calls(BAD) == 1)
+    numbers = signal.SIGTERM, signal.SIGINT  # two of a kind that are pending at once would be one
+    for number in numbers:
+        worker.signal(number)
+    assert worker.wait() in [128 + number for number in numbers]
+    assert stage.letters() == {}
+
+
 def test_a_function_that_blocks_the_loop_loses_its_lease_and_commits_nothing(zygote: Zygote, tmp_path: Path) -> None:
     stage = Stage(zygote, tmp_path, "async", "block")
     short = {"REDRIVE_LEASE": "300ms"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -334,6 +335,23 @@ def test_append_async_in_the_transaction_of_the_same_coroutine_is_refused(tmp_pa
 
     with pytest.raises(UsageError, match="tx=tx"):
         asyncio.run(asyncio.wait_for(scenario(), 10))
+    app.close()
+
+
+def test_append_async_on_a_loop_inside_of_a_transaction_is_refused(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "real.db"))
+    log = app.log("orders")
+
+    async def append() -> None:
+        await log.append_async("order.placed")
+
+    with app.transaction(), pytest.raises(UsageError, match="tx=tx"):
+        asyncio.run(asyncio.wait_for(append(), 10))
+    with app.transaction():  # another thread only waits for its turn
+        waiting = threading.Thread(target=asyncio.run, args=(append(),))
+        waiting.start()
+    waiting.join()
+    assert len(list(log.read())) == 1
     app.close()
 
 

@@ -83,3 +83,11 @@ def test_a_key_that_cannot_be_one_holds_no_lane(key: bytes) -> None:
     assert decode(b'{"specversion": "1.0", "type": 1, "subject": "s", "partitionkey": %s}' % key)[1:3] == (
         "1", None,
     )  # fmt: skip
+
+
+def test_a_mapping_says_where_in_the_body_the_data_is() -> None:
+    body = b'{"id": "1", "payload": {"z": 1}, "deep": {"er": null}}'
+    assert decode(body, Codec("json", data="payload")).data_raw == b'{"z":1}'
+    assert decode(b'{"deep": {"er": [2]}}', Codec("json", data="deep.er")).data_raw == b"[2]"
+    assert decode(b'{"payload": null}', Codec("json", data="payload")).data_raw == b"null"
+    assert decode(body, Codec("json", data="none")).data_raw == body

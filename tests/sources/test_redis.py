@@ -10,7 +10,7 @@ import pytest
 from streamshop import say
 
 from redrive import App, UsageError
-from redrive.redis import Stream, ordered
+from redrive.redis import Codec, Stream, ordered
 from redrive.redis.ids import id_of
 from redrive.redis.stream import line_of
 from redrive.replay.prune import What
@@ -67,6 +67,15 @@ def test_a_death_while_the_next_read_is_under_way_neither_loses_nor_doubles(
         assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
     else:
         assert server.xpending("orders", "shop.orders")["pending"] == 0
+
+
+@WAYS
+def test_a_mapping_is_about_the_json_of_the_field_data(shops: Any, server: Any, way: dict[str, Any]) -> None:
+    shop = shops(codec=Codec("json", id="meta.id", key="customer", data="payload"), **way)
+    server.xadd("orders", {"data": '{"meta": {"id": "a"}, "customer": "ada", "payload": {"n": 1}}'})
+    shop.harness.run_until_idle()
+    assert shop.given == [("a", "ada", "{'n': 1}")]
+    assert shop.harness.letters() == []
 
 
 @WAYS

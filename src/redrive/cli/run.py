@@ -27,10 +27,16 @@ def run(program: str, only: tuple[str, ...], exclude: tuple[str, ...], until_idl
 
     The first signal stops gracefully, the second at once; neither loses anything.
     """
+    from redrive.runner.process import run_process
+    from redrive.runner.supervise import IDLE
+
     with opened(store, program, create=True) as app:
-        app.run(until_idle=until_idle, only=only or None, exclude=exclude)
+        why = run_process(app, until_idle=until_idle, only=only or None, exclude=exclude)
         if not until_idle:
             return 0
+        if why != IDLE:
+            click.echo(f"redrive: stopped before everything was done: {plain(why)}", err=True)
+            return 1
         halted = [one for one in app.operate().status() if one.halted is not None]
         for one in halted:
             click.echo(f"redrive: {plain(one.subscription)} is halted: {plain(one.halted)}", err=True)

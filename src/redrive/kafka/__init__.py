@@ -1,5 +1,6 @@
-"""Kafka topics: `redrive.kafka.Topic`."""
+"""Kafka topics: `Topic`, and a `Codec` to read it by."""
 
 from redrive.kafka.topic import Topic
+from redrive.sources.codec import Codec
 
-__all__ = ["Topic"]
+__all__ = ["Codec", "Topic"]

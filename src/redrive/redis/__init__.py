@@ -1,15 +1,16 @@
-"""Redis and Valkey streams: `redrive.redis.Stream`; letters mirrored there: `LetterStream`, `LetterIndex`."""
+"""Redis and Valkey streams: `Stream`, and a `Codec` to read it by; letters mirrored: `LetterStream`, `LetterIndex`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from redrive.redis.stream import Stream
+from redrive.sources.codec import Codec
 
 if TYPE_CHECKING:
     from redrive.redis.letters import LetterIndex, LetterStream
 
-__all__ = ["LetterIndex", "LetterStream", "Stream"]
+__all__ = ["Codec", "LetterIndex", "LetterStream", "Stream"]
 
 
 def __getattr__(name: str) -> Any:

@@ -121,7 +121,7 @@ class StreamReader(Reader):
             return lost.event, lost.has_id
         pairs = fields.items() if isinstance(fields, Mapping) else zip(fields[::2], fields[1::2], strict=True)
         named, codec = {name.decode("utf-8", "backslashreplace"): value for name, value in pairs}, self.stream.codec
-        return codec.decode(named, named.get(codec.data), place)
+        return codec.decode(named, named.get(codec.field), place)
 
     def lost(self, partition: int, position: str, why: str) -> Message:
         """What the server does not have any more is told, in its place."""

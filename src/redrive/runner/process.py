@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from redrive.app import App
 
 
-def run_process(app: App, *, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> None:
-    """Block until told to stop."""
+def run_process(app: App, *, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> str:
+    """Block until told to stop, or until nothing is left to do; why it ended."""
     if asyncio._get_running_loop() is not None:
         raise UsageError("app.run() blocks, and an event loop runs here already: `await app.serve()`")
     log_to_stderr(app.runtime.settings.log_format)
-    asyncio.run(_serve(app, until_idle, only, exclude))
+    return asyncio.run(_serve(app, until_idle, only, exclude))
 
 
-async def _serve(app: App, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> None:
+async def _serve(app: App, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> str:
     loop = asyncio.get_running_loop()
     async with app._supervised(only, exclude) as supervisor:
         asked = 0
 
-        def on_signal(number: int) -> None:
+        def count(number: int, _: object) -> None:
             nonlocal asked
             asked += 1
             if asked > 1:  # the operator means it: nothing is lost, the lease of a dead process is free at once
                 os._exit(128 + number)
-            supervisor.stop(f"signal {signal.Signals(number).name}")
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number)
+            loop.add_signal_handler(number, supervisor.stop, f"signal {signal.Signals(number).name}")
+            signal.signal(number, count)  # beside it, and at once: a function may block the loop
         if not until_idle:
             stay()
         try:
@@ -47,6 +47,7 @@ async def _serve(app: App, until_idle: bool, only: Iterable[str] | None, exclude
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+        return supervisor.stopped_by
 
 
 def stay() -> None:

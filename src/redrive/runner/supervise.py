@@ -39,6 +39,7 @@ from redrive.subscription import Subscription
 log = logging.getLogger("redrive")
 
 STANDBY = "standby"
+IDLE = "idle"  # why who was to stop when nothing is left to do has stopped
 STANDBY_LOOKS = Bucket(rate=20.0, burst=10)  # the owner may commit all the time, and each time rings who stands by
 LEAVE_SECONDS_MAX = 1.0
 UPKEEP_EVERY = 60.0  # seconds between two looks, at most: a clock may have been set
@@ -84,6 +85,7 @@ class Supervisor:
         self.loops: dict[str, Loop] = {}
         self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
         self._looked: dict[str, float] = {}  # post -> how many looks at its lease are left to who stands by
+        self.stopped_by = ""
         self.stopping = self.is_left = False  # is left: it has ended, and something is under way where writing happens
         self.healing: dict[str, Healing] = {}  # of subscriptions whose first partition is ours; "" is pruning
         self._heal, self._trim, self._upkeep, self._threads = heal, trim, upkeep, threads
@@ -129,7 +131,7 @@ class Supervisor:
     def stop(self, why: str) -> None:
         """Finish or roll back, then hand over. Only from the event loop's thread."""
         if not self.stopping:
-            self.stopping = True
+            self.stopping, self.stopped_by = True, why
             self.engine.signals.tell([sig.Stopping(why)])
             self._stop_asked.set()
             for loop in self.loops.values():
@@ -149,7 +151,7 @@ class Supervisor:
             async with self._kept_up():
                 if until_idle:
                     await self._wait_idle()
-                    self.stop("idle")
+                    self.stop(IDLE)
                 await self._stop_asked.wait()
             await self._wind_down(keepers)
         except asyncio.CancelledError:  # how `serve` is stopped; who cancels a stop does not want to wait for it

@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How messages are read; the names are those of the fields, or for "json" of members of the body."""
+    """How messages are read; the names are those of the fields, or for "json" of members of the body (`meta.id`)."""
 
     format: Format = "auto"
     id: str = "id"
@@ -47,6 +47,11 @@ class Codec:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise UsageError(f"format is one of {', '.join(FORMATS)}, not {self.format!r}")
+
+    @property
+    def field(self) -> str:
+        """Where the body is, if it is a field among others."""
+        return "data" if self.format == "json" else self.data
 
     def decode(self, fields: Mapping[str, bytes], body: bytes | None, place: Place) -> tuple[NewEvent, bool]:
         """The event, and whether the producer gave it its id; a refusal if it is none."""
@@ -127,7 +132,8 @@ class Codec:
             raise EventError("its body is not a JSON object")
         names = (self.id, self.type, self.key, self.time)
         known = {name: _word(name, value) for name in names if (value := _inside(found, name)) is not None}
-        data = body if self.data not in found else to_json(found[self.data])
+        inner = _inside(found, self.data)
+        data = body if inner is None and self.data not in found else to_json(inner)
         return _event(known, {}, data, place, names)
 
 

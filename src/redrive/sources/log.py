@@ -142,7 +142,7 @@ class Log:
         if not self._keeps_versions:
             check_unversioned(self.name, expected_version)
         check_off_stage()
-        if runtime.transacting is not None and runtime.is_transacting():
+        if runtime.transacting is not False and runtime.is_transacting():
             raise UsageError("append_async inside app.transaction() would wait for itself: append(…, tx=tx) instead")
         answers = self._answers
         if answers is None or answers.loop is not answers.running():
