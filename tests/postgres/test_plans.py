@@ -50,7 +50,7 @@ LANE = {"subscription": 1, "lane": "k17"}
 ASKED: dict[str, Any] = {
     "event_by_id": (1, "abc"), "event_by_position": (7, 1), "pg_key_version": (1, "k17"),
     "key_versions": (1, '["k1","k2"]'), "events_after": (1, 20000, 100), "events_near": (1, 20000, 20200, 100),
-    "events_of_key": (1, "k17", 3, 50), "log_last": (1,), "event_anchor": (1, 30000),
+    "marks_after": (1, 20000, 100), "events_of_key": (1, "k17", 3, 50), "log_last": (1,), "event_anchor": (1, 30000),
     "lag_count": {"log": 1, "above": 39000, "limit": 1000}, "lag_oldest": {"log": 1, "above": 30000},
     "events_up": {**PAGE, "log": 1}, "events_down": {**PAGE, "log": 1, "type": "type.*"},
     "events_of_key_up": {**PAGE, "log": 1, "key": "k17"}, "events_of_key_down": {**PAGE, "log": 1, "key": "k17"},

@@ -72,8 +72,8 @@ def test_nothing_is_left_out_and_nothing_comes_twice(
 
 def test_a_log_of_its_own_is_read_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app, ways = App(str(tmp_path / "shop.db")), list[str]()
-    events_after, packed_after = packed.events_after, packed.packed_after
-    monkeypatch.setattr(packed, "events_after", lambda *a: (ways.append("rows"), events_after(*a))[1])
+    some_after, packed_after = packed.some_after, packed.packed_after
+    monkeypatch.setattr(packed, "some_after", lambda *a: (ways.append("rows"), some_after(*a))[1])
     monkeypatch.setattr(packed, "packed_after", lambda *a, **k: (ways.append("text"), packed_after(*a, **k))[1])
     write(app, [(0, 95, "plain")])
     assert read(app, 20)[1] == [20, 20, 20, 20, 15, 0]
@@ -87,8 +87,30 @@ def test_fewer_large_events_are_read_at_once(tmp_path: Path, monkeypatch: pytest
     write(app, [(0, 40, "large"), (0, 60, "plain")])
     found, sizes = read(app, 40)
     assert len(found) == 100
-    assert sizes[:2] == [40, 9], "before the first nobody knows how large they are"
+    assert sizes[:2] == [32, 9], "before the first nobody knows how large they are: it is looked at meanwhile"
     assert sizes[-2] > 9, "and small ones again as many as may be"
+    app.close()
+
+
+@pytest.mark.parametrize("others", [0, 3], ids=["in one step", "row by row"])
+def test_where_events_are_suddenly_large_few_are_in_memory_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    monkeypatch.setattr(packed, "BYTES_MAX", 50_000)
+    monkeypatch.setattr(packed, "TEXT_MAX", 100_000)
+    app = App(str(tmp_path / "shop.db"))
+    for _ in range(300):
+        write(app, [(0, 1, "plain"), (1, others, "plain")] if others else [(0, 1, "plain")])
+    write(app, [(0, 300, "large"), (0, 20, "plain")])
+    found, sizes = read(app, 200)
+    assert [event.position for event in found] == sorted({event.position for event in found})
+    assert len(found) == 620
+    assert max(sizes) == 200, "of the small ones"
+    at, largest = 0, 0
+    for size in sizes:
+        largest = max(largest, sum(len(event.data_raw) for event in found[at : at + size]))
+        at += size
+    assert largest <= 50_000 + 32 * 5_002, "one look later than there was enough"
     app.close()
 
 

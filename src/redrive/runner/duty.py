@@ -203,8 +203,8 @@ class Duty:
         limit = left = settings.batch_max if projects else settings.window_max
         horizon, cursor = max(done, default=0), max([position, *done])
         while left > 0:
-            rows = tx.logs.after(self.log_id, cursor, limit)
-            mine = [row[0] for row in rows if self.share.has_event(row[1], row[3])][:left]
+            rows = tx.sql.all("marks_after", (self.log_id, cursor, limit))  # without their data: it may be large
+            mine = [at for at, id, key in rows if self.share.has_event(id, key)][:left]
             horizon = mine[-1] if mine else horizon
             left -= limit if projects else len(mine)
             if len(rows) < limit:

@@ -28,8 +28,8 @@ from redrive.runner.duty import Duty, Fresh, Work, check_edit, edited
 from redrive.runner.gate import Gate
 from redrive.runner.keygate import KeyGate
 from redrive.runner.settle import Settling, StateConflict, decision, tell
-from redrive.store.log import events_after
-from redrive.store.packed import UNKNOWN_MAX, Packed, packed_after, reach_of
+from redrive.store.log import some_after
+from redrive.store.packed import BYTES_MAX, UNKNOWN_MAX, Packed, packed_after, reach_of
 from redrive.store.port import Disbelief, StoreTx
 from redrive.store.sql import Row
 
@@ -206,9 +206,12 @@ class Handling:
         duty = self.duty
         log = duty.log_id = duty.log_id or tx.logs.id_of(duty.subscription.source)
         types = duty.engine.types
-        if self._coming is None:
-            return events_after(tx.logs, log, duty.window.cursor, room, types)
-        return self._coming.take(duty.window.cursor, room, lambda at, n: events_after(tx.logs, log, at, n, types))
+
+        def read(at: int, n: int) -> list[Event[Any]]:
+            return some_after(tx.logs, log, at, n, types, BYTES_MAX)[0]
+
+        position = duty.window.cursor
+        return read(position, room) if self._coming is None else self._coming.take(position, room, read)
 
     def _read_ahead(self, position: int, count: int, span: int | None) -> Packed | None:
         """The log beyond what was taken in does not depend on what is done with it. Runs beside the writer."""

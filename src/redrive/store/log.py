@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from redrive.types import EventTypes
 
 T = TypeVar("T")
+
+LOOK_EVERY = 32  # events between two looks at how much they are
 
 
 class Logs:
@@ -91,17 +93,23 @@ class Logs:
 
     def after(self, log: int, position: int, limit: int) -> list[Row]:
         """The next rows above a position, in order."""
-        return self._after(log, position, limit, list, itemgetter(0))
+        return self._after(log, position, limit, list, itemgetter(0), lambda: False)
 
     def _after(
-        self, log: int, position: int, limit: int, make: Callable[[Iterable[Row]], list[T]], at: Callable[[T], int]
+        self,
+        log: int,
+        position: int,
+        limit: int,
+        make: Callable[[Iterable[Row]], list[T]],
+        at: Callable[[T], int],
+        is_full: Callable[[], bool],
     ) -> list[T]:
         """Where a log fills most of the table, its rows are read as they lie there: the index would cost a fifth."""
         made: list[T] = []
         near = position + 2 * limit
         if log in self.dense:
             made = make(self._sql.each("events_near", (log, position, near, limit)))
-            if len(made) == limit:
+            if len(made) == limit or is_full():
                 return made
             self.dense.discard(log)
         made += make(self._sql.each("events_after", (log, at(made[-1]) if made else position, limit - len(made))))
@@ -140,7 +148,27 @@ class Logs:
         return dict(self._sql.all("events_count", {"log": log, "above": above, "upto": upto}))
 
 
-def events_after(logs: Logs, log: int, position: int, limit: int, types: EventTypes) -> list[Event[Any]]:
-    """What `after` finds, as events. Each is made when its row is read: thousands of rows keep the collector busy."""
+def some_after(
+    logs: Logs, log: int, position: int, limit: int, types: EventTypes, bytes_max: int
+) -> tuple[list[Event[Any]], bool]:
+    """What `after` finds, as events, and whether there may be more. Fewer, if there is so much data in these."""
+    made = _Within(types, bytes_max)
+    events = logs._after(log, position, limit, made, attrgetter("position"), made.is_full)
+    return events, len(events) == limit or made.is_full()
 
-    return logs._after(log, position, limit, lambda rows: events_of(rows, types), attrgetter("position"))
+
+class _Within:
+    """Makes events, each when its row is read (thousands of rows keep the collector busy), until there is enough."""
+
+    def __init__(self, types: EventTypes, bytes_max: int) -> None:
+        self._types, self._left = types, bytes_max
+
+    def is_full(self) -> bool:
+        return self._left <= 0
+
+    def __call__(self, rows: Iterable[Row]) -> list[Event[Any]]:
+        events, left = list[Event[Any]](), iter(rows)
+        while not self.is_full() and (some := events_of(islice(left, LOOK_EVERY), self._types)):
+            events += some
+            self._left -= sum([len(event.data_raw) for event in some])
+        return events

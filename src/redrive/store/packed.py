@@ -6,18 +6,19 @@ Row after row, each step would give the lock up and has to win it back from whoe
 from __future__ import annotations
 
 import sqlite3
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from redrive.codec import NOT_JSON
 from redrive.event import Event
-from redrive.store.log import events_after
+from redrive.store.log import some_after
 from redrive.store.port import StoreTx
 from redrive.store.sql import Sql
 from redrive.types import EventTypes
 
 BYTES_MAX = 16_000_000  # of data that is read at once, about: it is in memory twice
+TEXT_MAX = 2 * BYTES_MAX  # of a text or piece: where events are suddenly larger, they are read one by one
 UNKNOWN_MAX = 500  # events that are read at once, as long as nobody knows how large they are
 SAMPLE = 64  # events whose sizes are looked at
 
@@ -41,6 +42,8 @@ def packed_after(sql: Sql, log: int, position: int, limit: int, span: int | None
     `span`: what lies among so many positions, however many that are. Where a log fills most of the table that takes
     half as long as by the index, and to count them.
     """
+    connection = cast("sqlite3.Connection", sql.connection)
+    length_max = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, TEXT_MAX)
     try:
         if span is None:
             row = sql.one("events_packed", (log, position, limit))
@@ -48,6 +51,8 @@ def packed_after(sql: Sql, log: int, position: int, limit: int, span: int | None
             row = sql.one("events_packed_near", (log, position, position + span))
     except sqlite3.DataError:
         return None
+    finally:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, length_max)
     assert row is not None
     rows, data, size, last = row
     return Packed(rows, data or b"", size, last)
@@ -65,8 +70,7 @@ def next_events(tx: StoreTx, log: int, position: int, limit: int, types: EventTy
         events = unpacked(packed_after(tx.sql, log, position, limit, span=limit), types)
         goes_on = 2 * len(events) >= limit
     if not goes_on:
-        events = events_after(logs, log, position, limit, types)
-        goes_on = len(events) == limit
+        events, goes_on = some_after(logs, log, position, limit, types, BYTES_MAX)
     if goes_on:
         logs.reach[log] = reach_of(events)
     return events, goes_on
@@ -79,7 +83,7 @@ def reach_of(events: list[Event[Any]]) -> int:
 
 
 def unpacked(packed: Packed | None, types: EventTypes) -> list[Event[Any]]:
-    """What `events_after` finds, or the first of it; nothing of what has to be read row by row."""
+    """What was packed, or the first of it; nothing of what has to be read row by row."""
     if packed is None:
         return []
     data, at = packed.data, 0

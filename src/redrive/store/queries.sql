@@ -30,6 +30,10 @@ WHERE position = ? AND log = ?
 SELECT position, id, type, key, version, schema, time_us, headers, data FROM redrive_events
 WHERE log = ? AND position > ? ORDER BY position LIMIT ?
 
+-- name: marks_after
+--- Which events come next, whatever they weigh.
+SELECT position, id, key FROM redrive_events WHERE log = ? AND position > ? ORDER BY position LIMIT ?
+
 -- name: log_last
 SELECT coalesce(max(position), 0) FROM redrive_events WHERE log = ?
 

@@ -104,6 +104,8 @@ class ReadingContract(StoreTests):
             assert [row[0] for row in tx.logs.after(log, positions[1], 2)] == positions[2:4]
             assert (tx.logs.last(log), tx.logs.lag(log, positions[1])) == (positions[-1], 3)
             assert tx.logs.lag(log, 0, limit=2) == 2
+            marks = tx.sql.all("marks_after", (log, positions[1], 2))
+            assert marks == [(row[0], row[1], row[3]) for row in tx.logs.after(log, positions[1], 2)]
             assert tx.logs.counts(log, positions[0], positions[3]) == {"order.placed": 3}
 
     def test_reading_in_pages_misses_nothing_where_a_log_is_alone_and_where_it_is_one_of_many(self) -> None:
