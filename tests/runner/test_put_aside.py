@@ -135,3 +135,28 @@ def test_a_key_is_found_in_what_is_stored_and_the_function_keeps_what_it_has_cha
         harness.run_until_idle()
         assert [event.key for event in out.read()] == ["ada"]
     assert seen[-2:] == [{"user": "ada"}, {"user": "nobody"}]
+
+
+@pytest.mark.parametrize("order", ["key", "none"])
+@pytest.mark.parametrize("emits", [False, True], ids=["quiet", "emitting"])
+def test_the_same_bug_has_the_same_fingerprint_however_often_the_transaction_ran(
+    app: App, order: Any, emits: bool
+) -> None:
+    @app.projection(app.log("orders"), order=order, start="first", retry=ONCE)
+    def fails(event: Any, tx: Any) -> None:
+        if event.data in (0, 5):
+            raise OSError("no")
+        if emits:
+            tx.emit(app.log("out"), "t", event.data, key=None)
+
+    with Harness(app) as harness:
+        for few in (range(3), range(3, 7)):
+            for n in few:
+                harness.append("orders", "t", n)
+            harness.run_until_idle()
+        rows = harness.query(
+            "SELECT l.fingerprint, a.traceback FROM redrive_letters l JOIN redrive_attempts a ON a.letter = l.id"
+        )
+    assert len(rows) == 2
+    assert len({fingerprint for fingerprint, _ in rows}) == 1
+    assert all("in fails" in traceback for _, traceback in rows)

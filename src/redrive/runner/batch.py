@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from redrive.event import Event
@@ -44,8 +45,14 @@ class Batch:
     last: int  # everything read up to this position is in the batch, settled, or not asked for
     full: bool = False  # as many as may be were read: there are probably more
     handed: bool = False  # they were not read at all: whether there are more is still to be asked
-    failed: dict[int, BaseException] = field(default_factory=dict)  # by position: found when all ran at once
+    # By position, found when all ran at once: what was raised, and where. It is told each time that they run again.
+    failed: dict[int, tuple[BaseException, TracebackType | None]] = field(default_factory=dict)
     alone: Work | None = None  # after a crash: the one event of this batch, behind its mark
+
+    def found(self, position: int) -> BaseException:
+        """What was raised for this one."""
+        error, trace = self.failed[position]
+        return error.with_traceback(trace)
 
     def cut(self, last: int) -> None:
         """What is behind this position comes round again."""

@@ -8,7 +8,6 @@ for a while, each behind a savepoint, which bounds what the next one costs. All 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from redrive.context import Tx
@@ -97,8 +96,12 @@ class Projector:
                         duty.lanes.put(lane, head)
         waits = turn.stopped or turn.halt or turn.rerun_after or duty.paused or self._is_blocked
         if batch is not None and not waits:
-            with suppress(Nothing):
+            try:
                 run_with_care(self.caller, self.pace, lambda: self._take_in(batch, turn), turn, batch)
+            except Nothing:
+                pass
+            finally:
+                batch.failed.clear()  # it holds our frames, which hold it
         return turn
 
     def _read(self) -> Batch | None:
@@ -154,7 +157,7 @@ class Projector:
         """Of many that ran without a savepoint: all of it again, with statements held, or else in strides."""
         if failed.args:
             event, error = failed.args
-            batch.failed[event.position] = error
+            batch.failed[event.position] = error, error.__traceback__
         if self.pace.holds or not self._can_hold:
             self.pace.be_wary()
         else:
@@ -297,7 +300,7 @@ class Projector:
         for event in duty.edited(batch.events[start : start + self.pace.stride]):
             work = batch.alone or duty.work(event)
             if event.position in batch.failed:  # this attempt was made, and counts
-                work.outcome = self.caller.outcome(work, batch.failed[event.position])
+                work.outcome = self.caller.outcome(work, batch.found(event.position))
             if work.lane is not None and (work.lane in parked or work.lane in parking):
                 if duty.lanes.size(work.lane) + parking.get(work.lane, 0) >= duty.engine.settings.lane_max:
                     turn.lane_full = work.lane

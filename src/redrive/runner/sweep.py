@@ -91,7 +91,7 @@ class Flow(Sweep):
         found, known = None, self._batch.failed
         if known and (among := [at for at in known if events[which[0]].position <= at <= events[which[-1]].position]):
             first = min(among)  # it counts
-            found = known[first]
+            found = self._batch.found(first)
             which = range(which.start, bisect_left(events, first, key=_POSITION))
         good, error, is_undone = super().run(function, events, which, stride, begin)
         if error is None and good == len(which) and found is not None:
