@@ -371,3 +371,9 @@ def test_what_is_built_in_is_what_its_own_type_allows(shape: type[msgspec.Struct
     for name in shape.__struct_fields__:
         value = getattr(built_in, name)
         assert msgspec.convert(msgspec.to_builtins(value), hints[name]) == value, name
+
+
+def test_a_folder_in_the_place_of_the_file_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "redrive.toml").mkdir()
+    with pytest.raises(UsageError, match=r"cannot read the settings file .*redrive\.toml"):
+        load_settings(settings_path(tmp_path, {}), {})

@@ -77,6 +77,8 @@ class App(Declarations):
     ) -> None:
         if isinstance(include, str):
             raise UsageError(f"include= takes names of modules: include=[{include!r}]")
+        if odd := [one for one in include if not isinstance(one, str)]:
+            raise UsageError(f"include= takes names of modules, not {odd[0]!r}")
         super().__init__(Runtime(store, settings, env, inline=inline), name)
         self._include, self._lifespan = tuple(include), lifespan
 
@@ -115,7 +117,11 @@ class App(Declarations):
     def reader(self) -> Iterator[Tx]:
         """A consistent snapshot for reading your own tables."""
         with self.runtime.store.reading() as tx:
-            yield Tx(tx)
+            user = Tx(tx)
+            try:
+                yield user
+            finally:  # its connection is lent to others, who see other things
+                user.execute = user.executemany = _refused_as_over
 
     def run(self, *, until_idle: bool = False, only: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> None:
         """Run until SIGTERM or SIGINT (or until nothing is left to do); a second signal ends at once."""
@@ -239,7 +245,7 @@ def _upkeep(runtime: Runtime, logs: Mapping[str, float]) -> Upkeep | None:
 
 
 def _refused_as_over(*_: Any) -> Any:
-    raise UsageError("tx is over: use it inside of the block of `with app.transaction() as tx`")
+    raise UsageError("tx is over: use it inside of the block of `with … as tx`")
 
 
 @contextmanager

@@ -198,7 +198,7 @@ def settings_path(folder: Path, environ: Mapping[str, str]) -> Path | None:
     if named := environ.get("REDRIVE_CONFIG"):
         return Path(named)
     beside = folder / "redrive.toml"
-    return beside if beside.is_file() else None
+    return beside if beside.exists() else None
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:

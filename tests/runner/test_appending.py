@@ -236,6 +236,16 @@ def test_a_transaction_that_is_over_runs_no_more_statements(app: App, harness: H
         with pytest.raises(UsageError, match="tx is over"):
             call()
     assert harness.query("SELECT n FROM notes") == []
+    with app.reader() as reader:
+        assert reader.execute("SELECT 1").fetchall()
+    with pytest.raises(UsageError, match="tx is over"):
+        reader.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("after", ["x", 1.5, 1 << 70])
+def test_a_log_is_read_after_a_position(app: App, harness: Harness, after: Any) -> None:
+    with pytest.raises(UsageError, match="after= is a position"):
+        list(app.log("orders").read(after=after))
 
 
 def test_a_transaction_of_another_store_is_no_place_for_an_event(tmp_path: Path) -> None:

@@ -232,6 +232,8 @@ def test_a_listener_that_would_hear_nothing_is_refused(app: App, listener: Any) 
 def test_one_module_is_a_list_of_one() -> None:
     with pytest.raises(UsageError, match=r"include=\['shop.handlers'\]"):
         App("unused.db", include="shop.handlers")
+    with pytest.raises(UsageError, match="names of modules, not 5"):
+        App("unused.db", include=[5])  # type: ignore[list-item]
 
 
 def test_a_mirror_is_named_by_what_it_is(app: App) -> None:

@@ -135,3 +135,9 @@ def test_typed_events_and_dicts_are_fed_as_they_are(app: App) -> None:
 def test_events_that_are_none_are_refused(app: App, wrong: Any) -> None:
     with pytest.raises(UsageError):
         check_exactly_once(app, wrong)
+
+
+@pytest.mark.parametrize("item", [{"type": "order.placed"}, {"log": "orders"}, "order.placed", ("orders",)])
+def test_an_event_without_its_log_or_type_is_refused(item: Any) -> None:
+    with pytest.raises(UsageError, match="an event is"):
+        check_exactly_once(App("/nonexistent/x.db"), [item])

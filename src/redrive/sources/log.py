@@ -210,6 +210,8 @@ class Log:
 
     def read(self, after: int = 0) -> Iterator[Event[Any]]:
         """All events above a position, in order, a page at a time."""
+        if not isinstance(after, int) or abs(after) >= 1 << 63:
+            raise UsageError(f"after= is a position, a whole number, not {after!r}")
         while True:
             with self._runtime.store.reading() as tx:
                 rows = tx.logs.after(tx.logs.id_of(self.name), after, PAGE)

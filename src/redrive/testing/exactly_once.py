@@ -161,9 +161,9 @@ def _show(value: Any, other: Any) -> str:
 def _item(number: int, item: Item) -> dict[str, Any]:
     """The arguments of `harness.append`, with an id and a time that are the same in every run."""
     fixed = {"id": f"event-{number}", "time": _START + timedelta(seconds=number)}
-    if isinstance(item, Mapping):
+    if isinstance(item, Mapping) and {"log", "type"} <= item.keys():
         return {**fixed, **item}
-    if isinstance(item, str) or not 2 <= len(item) <= 4:
+    if isinstance(item, Mapping | str) or not 2 <= len(item) <= 4:
         raise UsageError(f"an event is (log, type, data, key) or a dict with these names, not {item!r}")
     return {**fixed, **dict(zip(("log", "type", "data", "key"), item, strict=False))}
 
