@@ -132,6 +132,13 @@ def alive() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
+def has_ended() -> bool:
+    """Who says that it is over has still to leave."""
+    for thread in alive():
+        thread.join(SECONDS_MAX)
+    return not alive()
+
+
 # ---------------------------------------------------------------- in a program
 
 
@@ -155,7 +162,7 @@ def test_a_projection_has_its_turn_in_the_thread_that_looked(path: str) -> None:
     app.close()
     other.close()
     assert seen == list(range(len(seen)))
-    assert not alive()
+    assert has_ended()
 
 
 def test_whoever_reads_beside_it_or_is_steered_hears_of_it_too(path: str) -> None:
@@ -325,7 +332,7 @@ def test_it_ends_at_once_wherever_it_waits(tmp_path: Path, monkeypatch: pytest.M
         assert len(os.listdir("/proc/self/fd")) < before, "its descriptors are closed"
 
     run(main)
-    assert not alive()
+    assert has_ended()
 
 
 def test_a_turn_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
