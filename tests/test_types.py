@@ -366,7 +366,7 @@ def test_an_event_that_was_plain_json_when_it_was_last_read_is_of_its_class_as_s
     assert data_of(types, "types.lifted", b'{"cents":1}') == {"cents": 1, "lifted": True}
 
 
-@pytest.mark.parametrize("raw", [b"{", b'"\xff"', b"[" * 5_000 + b"]" * 5_000])
+@pytest.mark.parametrize("raw", [b"{", b'"\xff"', b"[" * 200_000 + b"]" * 200_000])
 def test_plain_json_that_cannot_be_read_is_undecodable_however_often_its_type_was_read(raw: bytes) -> None:
     types = EventTypes()
     assert data_of(types, "types.plain", b"1") == 1
