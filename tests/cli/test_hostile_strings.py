@@ -62,7 +62,7 @@ LOOKS: dict[str, tuple[list[str], list[str]]] = {
         ["--limit", "1000"],
         [LETTERS.format(one) for one in ("key", "type", "event_id", "error_type", "error_message", "fingerprint")],
     ),
-    "dlq": ([], [LETTERS.format("fingerprint")]),
+    "dlq": (["--limit", "1000"], [LETTERS.format("fingerprint")]),
     "dlq stats": ([], []),
     "events": (["--limit", "1000"], [EVENTS.format(one) for one in ("id", "type", "key")]),
     "scheduled list": (["--limit", "1000"], [f"SELECT {one} FROM redrive_scheduled" for one in ("id", "type", "key")]),

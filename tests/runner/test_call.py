@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 from redrive.runner.call import attempt, describe
 
@@ -48,3 +49,16 @@ def test_two_places_of_one_function_are_told_apart() -> None:
         assert error is not None
         word = "early" if early else "late"
         assert f'raise ValueError("{word}")' in describe(error).traceback
+
+
+def _fail() -> None:
+    raise OSError("no")
+
+
+def test_code_that_says_it_is_from_a_file_with_a_null_in_its_name_is_told_all_the_same() -> None:
+    """Python 3.11 and 3.12 refuse to look for its lines: the subscription had halted."""
+    odd = _fail.__code__.replace(co_filename="a\0b")
+    error = attempt(FunctionType(odd, {}))
+    assert error is not None
+    failure = describe(error)
+    assert (failure.message, "in _fail" in failure.traceback) == ("no", True)

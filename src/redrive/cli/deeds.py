@@ -10,7 +10,7 @@ import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
-from redrive.cli.render import plain, plural
+from redrive.cli.render import plain, plural, say
 from redrive.cli.select import nothing_like, selects
 from redrive.cli.waiting import finish, owners
 
@@ -152,7 +152,7 @@ def _replay(
     report(desk.bulk, operation, as_json, nothing)
     if operation.waiting and not as_json:
         if alone:
-            click.echo(f"nobody runs {plain(', '.join(alone))} now: start a worker, or add --app MODULE:APP")
+            say(f"nobody runs {', '.join(alone)} now: start a worker, or add --app MODULE:APP")
         else:
             click.echo(f"the running worker takes them; `redrive ops {number}` shows what came of it")
     return exit_code(operation)

@@ -142,10 +142,16 @@ def _stack(places: Places) -> tuple[str, tuple[tuple[str, str], ...]]:
     By hand: the stdlib's traceback costs ten times as much and calls the error's `__str__`.
     """
     lines = [
-        f'  File "{file}", line {line}, in {function}\n    {linecache.getline(file, line).strip()}\n'
-        for file, function, line, _ in places
+        f'  File "{file}", line {line}, in {function}\n    {_line(file, line)}\n' for file, function, line, _ in places
     ]
     return "".join(lines), tuple((_module(module), function) for _, function, _, module in places)
+
+
+def _line(file: str, number: int) -> str:
+    try:
+        return linecache.getline(file, number).strip()
+    except ValueError:  # up to Python 3.12: code may say that it is from anywhere, with a null in its name
+        return ""
 
 
 def _causes(error: BaseException, limit: int) -> str:
