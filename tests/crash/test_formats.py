@@ -87,7 +87,7 @@ def test_a_file_of_the_first_format_is_brought_up_to_date_and_used(former: Path)
     numbers = dict(
         connection.execute("SELECT name, value FROM redrive_meta WHERE name IN ('format', 'compatible_from')")
     )
-    assert numbers == {"format": 3, "compatible_from": 3}  # the former redrive would not write where keys lie
+    assert numbers == {"format": migrate.FORMAT, "compatible_from": migrate.COMPATIBLE_FROM}
     assert connection.execute("SELECT count(*), max(position) FROM redrive_keys").fetchone() == (5, 6)
     connection.close()
 

@@ -19,6 +19,8 @@ from redrive.store.postgres import migrate as module
 from redrive.store.postgres.migrate import STEPS, Format, Step, found, migrate, prepare
 
 Connection = psycopg.Connection[Any]
+NEWEST = STEPS[-1].format
+ALL = [step.format for step in STEPS]
 
 
 @pytest.fixture
@@ -29,11 +31,11 @@ def connection(postgres_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def later(tmp_path: Path) -> tuple[Step, ...]:
-    """A format 3 and a format 4 that do not exist yet."""
+    """Two formats that do not exist yet."""
     third, fourth = tmp_path / "three.sql", tmp_path / "four.sql"
     third.write_text("ALTER TABLE redrive.notes ADD COLUMN colour text;", "utf-8")
     fourth.write_text("CREATE TABLE redrive.extra (n int); SELECT 1 / 0;", "utf-8")
-    return (*STEPS, Step(3, 2, str(third)), Step(4, 4, str(fourth)))
+    return (*STEPS, Step(NEWEST + 1, NEWEST, str(third)), Step(NEWEST + 2, NEWEST + 2, str(fourth)))
 
 
 def test_an_empty_database_becomes_a_store_once(connection: Connection) -> None:
@@ -52,22 +54,22 @@ def test_two_processes_that_begin_together_make_one_store(postgres_url: str) -> 
             return list(migrate(connection))
 
     with ThreadPoolExecutor(4) as pool:
-        assert sorted(pool.map(begin, range(4))) == [[], [], [], [1, 2]]
+        assert sorted(pool.map(begin, range(4))) == [[], [], [], ALL]
 
 
 def test_each_step_is_a_transaction(connection: Connection, later: tuple[Step, ...]) -> None:
     """The third is kept although the fourth fails, and nothing of the fourth is there."""
-    assert list(migrate(connection)) == [1, 2]
+    assert list(migrate(connection)) == ALL
     with pytest.raises(psycopg.errors.DivisionByZero):
         list(migrate(connection, later))
-    assert found(connection) == Format(3, 2)
+    assert found(connection) == Format(NEWEST + 1, NEWEST)
     assert connection.execute("SELECT to_regclass('redrive.extra')").fetchone() == (None,)
     assert connection.execute("SELECT count(colour) FROM redrive.notes").fetchone() == (0,)
 
 
 def test_whoever_is_killed_in_a_step_leaves_the_former_format(postgres_url: str, later: tuple[Step, ...]) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        assert list(migrate(connection)) == [1, 2]
+        assert list(migrate(connection)) == ALL
         victim = connection.info.backend_pid
 
         def kill(name: str) -> None:
@@ -78,29 +80,32 @@ def test_whoever_is_killed_in_a_step_leaves_the_former_format(postgres_url: str,
         failpoints.arm(kill)
         try:
             with pytest.raises(psycopg.OperationalError):
-                list(migrate(connection, later[:3]))
+                list(migrate(connection, later[:-1]))
         finally:
             failpoints.arm(before)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        assert found(connection) == Format(2, 2)
-        assert list(migrate(connection, later[:3])) == [3]
+        assert found(connection) == Format(NEWEST, NEWEST)
+        assert list(migrate(connection, later[:-1])) == [NEWEST + 1]
 
 
 def test_an_older_format_is_refused_with_the_command_to_type(
     connection: Connection, later: tuple[Step, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(connection, "here")
-    monkeypatch.setattr(module, "STEPS", later[:3])
-    with pytest.raises(UsageError, match="here has storage format 2, this redrive needs 3: run `redrive migrate`"):
+    monkeypatch.setattr(module, "STEPS", later[:-1])
+    refusal = f"here has storage format {NEWEST}, this redrive needs {NEWEST + 1}: run `redrive migrate`"
+    with pytest.raises(UsageError, match=refusal):
         prepare(connection, "here")
 
 
 def test_a_newer_format_works_if_it_says_so(connection: Connection, later: tuple[Step, ...]) -> None:
     """During a deploy the former version runs beside the new one; where it cannot, it says that it is too old."""
-    list(migrate(connection, later[:3]))
+    list(migrate(connection, later[:-1]))
     prepare(connection, "here")
-    connection.execute("""UPDATE redrive.meta SET value = '3' WHERE name = 'compatible_from'""")
-    with pytest.raises(UsageError, match="here has storage format 3, this redrive knows up to 2; upgrade redrive"):
+    connection.execute(f"UPDATE redrive.meta SET value = '{NEWEST + 1}' WHERE name = 'compatible_from'".encode())
+    with pytest.raises(
+        UsageError, match=f"here has storage format {NEWEST + 1}, this redrive knows up to {NEWEST}; upgrade"
+    ):
         prepare(connection, "here")
 
 
@@ -111,9 +116,9 @@ def test_events_of_the_first_format_keep_their_versions(postgres_url: str, conne
         INSERT INTO redrive.events (log, id, type, key, version, schema, time_us, data) VALUES
         (1, 'o1', 'paid', 'a', 1, 1, 0, '1'), (2, 'c1', 'seen', 'a', 1, 1, 0, '2'),
         (2, 'c2', 'seen', 'b', 1, 1, 0, '3')""")
-    with pytest.raises(UsageError, match="storage format 1, this redrive needs 2: run `redrive migrate`"):
+    with pytest.raises(UsageError, match=f"storage format 1, this redrive needs {NEWEST}: run `redrive migrate`"):
         prepare(connection, "here")
-    assert list(migrate(connection)) == [2]
+    assert list(migrate(connection)) == ALL[1:]
     with closing(App(postgres_url)) as app:
         assert app.log("orders").append("paid", 4, key="a", expected_version=1).version == 2
         store: Any = app.runtime.store

@@ -43,7 +43,7 @@ class Step:
         return text + "\n" + _WRITTEN.format(format=self.format, compatible_from=self.compatible_from)
 
 
-STEPS: Sequence[Step] = (Step(1, 1, "schema.sql"), Step(2, 2, "format_2.sql"))
+STEPS: Sequence[Step] = (Step(1, 1, "schema.sql"), Step(2, 2, "format_2.sql"), Step(3, 3, "format_3.sql"))
 
 
 @dataclass(frozen=True, slots=True)

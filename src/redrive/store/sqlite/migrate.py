@@ -13,9 +13,9 @@ from redrive.failpoints import hit
 if TYPE_CHECKING:
     from redrive.store.sqlite.store import SqliteStore
 
-STEPS = ("schema.sql", "format_2.sql", "format_3.sql")  # what makes each format of the one before it
+STEPS = ("schema.sql", "format_2.sql", "format_3.sql", "format_4.sql")  # what makes each format of the one before it
 FORMAT = len(STEPS)  # what this version writes
-COMPATIBLE_FROM = 3  # the oldest version that can work on files this version has written
+COMPATIBLE_FROM = 4  # the oldest version that can work on files this version has written
 
 
 def migrate(store: SqliteStore) -> None:
