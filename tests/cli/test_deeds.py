@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import click
 import pytest
+
+from redrive.cli import cli
+from redrive.cli.reference import commands
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def test_the_list_takes_every_filter(failed: Any) -> None:
     charge = ids("-s", "charge")
     assert ids("--fingerprint", fingerprint[:5]) == charge
     assert ids("--error", "cannot CHARGE") == charge
-    assert ids("--reason", "rejected") == [one for one in whole if one not in charge]
+    assert ids("--dlq-reason", "rejected") == [one for one in whole if one not in charge]
     assert ids("--key", "k1", "--type", "order.*") == [one for one in whole if one in ids("--key", "k1")]
     assert len(ids("--key", "k1")) == 2
     assert ids("--since", "1h") == whole
@@ -209,8 +213,8 @@ def test_letters_are_named_by_number_or_by_what_they_share_and_never_by_both(fai
 def test_who_selects_nothing_by_a_name_that_nobody_has_is_told_the_nearest(failed: Any) -> None:
     for line, near in (
         (["list", "--type", "order.plced"], "--type order.placed"),
-        (["list", "--reason", "rejekted"], "--reason rejected"),
-        (["replay", "--because", "rejekted"], "--because rejected"),
+        (["list", "--dlq-reason", "rejekted"], "--dlq-reason rejected"),
+        (["replay", "--dlq-reason", "rejekted"], "--dlq-reason rejected"),
         (["discard", "--type", "order.plced", "--reason", "x"], "--type order.placed"),
     ):
         answer = failed.redrive("dlq", *line, "--store", "shop.db")
@@ -220,7 +224,7 @@ def test_who_selects_nothing_by_a_name_that_nobody_has_is_told_the_nearest(faile
 
 
 def test_who_selects_nothing_at_all_is_told_the_words_of_this_command(failed: Any) -> None:
-    assert "--because" in failed.redrive("dlq", "discard", "--reason", "x", "--store", "shop.db").err
+    assert "--dlq-reason" in failed.redrive("dlq", "discard", "--reason", "x", "--store", "shop.db").err
 
 
 @pytest.mark.parametrize(
@@ -302,5 +306,33 @@ def test_a_rate_that_is_none_is_refused_before_anything_is_asked(failed: Any) ->
 
 
 def test_who_selects_by_cause_and_all_is_told_the_name_that_the_option_has(failed: Any) -> None:
-    answer = failed.redrive("dlq", "replay", "--all", "--because", "rejected", "--store", "shop.db")
-    assert (answer.code, "select by --because" in answer.err) == (2, True)
+    answer = failed.redrive("dlq", "replay", "--all", "--dlq-reason", "rejected", "--store", "shop.db")
+    assert (answer.code, "select by --dlq-reason" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize("path", [path for path in commands(cli) if path.startswith("redrive dlq")])
+def test_reason_is_audit_text_and_dlq_reason_filters(failed: Any, path: str) -> None:
+    """Walk every `dlq` verb: the letters' reason has one name, and a verb that only reads refuses `--reason`."""
+    options = [one for one in commands(cli)[path].params if isinstance(one, click.Option) and not one.hidden]
+    names = {name for option in options for name in option.opts}
+    writes = path.removeprefix("redrive dlq").strip() in ("replay", "edit", "discard", "resolve", "import")
+    assert ("--reason" in names) == writes and "--because" not in names
+    assert ("--dlq-reason" in names) == (path not in ("redrive dlq import", "redrive dlq note"))
+    if "--dlq-reason" not in names:
+        return
+    for old in ("--because",) if writes else ("--because", "--reason"):
+        answer = failed.redrive(*path.split()[1:], old, "rejected", "--store", "shop.db")
+        assert (answer.code, answer.out) == (2, "")
+        assert "write --dlq-reason rejected" in answer.err and old in answer.err
+
+
+def test_audit_text_excludes_no_letter_from_all_and_the_question_says_so(failed: Any) -> None:
+    line = ("dlq", "discard", "--all", "--reason", "rejected", "--store", "shop.db")
+    asked = failed.redrive(*line)
+    assert asked.code == 2
+    assert "Discard all 4 dead letters" in asked.err and "--dlq-reason rejected would choose 2 of them" in asked.err
+    assert failed.query("SELECT count(*) FROM redrive_letters WHERE state = 'dead'") == [(4,)]
+    one = failed.redrive("dlq", "discard", "--all", "-s", "charge", "--reason", "test data", "--store", "shop.db")
+    assert "Discard all 2 dead letters of charge; " in one.err
+    chosen = failed.redrive("dlq", "discard", "--dlq-reason", "rejected", "--reason", "x", "--store", "shop.db")
+    assert "Discard 2 letters; " in chosen.err

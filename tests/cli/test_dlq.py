@@ -98,7 +98,7 @@ def test_totals_of_what_is_meant(failed: Any) -> None:
     assert total() == total("--all") == {"dead": 2, "retrying": 2}
     assert total("-s", "charge") == total("-s", "charge", "--type", "*") == {"dead": 1, "retrying": 1}
     assert total("--key", "k1") == total("--since", "1h") == {"dead": 2}
-    assert total("--error", "cannot charge") == total("--reason", "rejected") == total("1") == {"dead": 1}
+    assert total("--error", "cannot charge") == total("--dlq-reason", "rejected") == total("1") == {"dead": 1}
     assert total("--key", "k2") == total("--until", "1h") == {}
     answer = failed.redrive("dlq", "stats", "--by", "subscription", "--key", "k1", "--limit", "1", "--store", "shop.db")
     assert answer.out.split()[:2] == ["subscription", "letters"]
@@ -116,7 +116,7 @@ def test_causes_of_what_is_meant(failed: Any) -> None:
     assert len(both) == 2
     assert subscriptions("--key", "k1") == subscriptions("--type", "*") == subscriptions("--since", "1h") == both
     assert subscriptions("--error", "cannot charge") == subscriptions("-s", "charge") == ["charge"]
-    assert subscriptions("--key", "k2") == subscriptions("--reason", "bad_key") == []
+    assert subscriptions("--key", "k2") == subscriptions("--dlq-reason", "bad_key") == []
 
 
 def test_the_letter_that_is_shown_may_be_the_oldest_of_a_selection(failed: Any) -> None:
@@ -201,7 +201,7 @@ def test_a_follower_is_refused_with_the_name_of_its_head(failed: Any) -> None:
 def test_everything_is_only_replayed_when_somebody_said_yes(failed: Any) -> None:
     answer = failed.process("dlq", "replay", "--all", "--store", "shop.db", answer="y\n")
     assert answer.code == 2
-    assert "Replay 2 dead letters?" in answer.err
+    assert "Replay all 2 dead letters?" in answer.err
     assert failed.query("SELECT DISTINCT state FROM redrive_letters WHERE reason <> 'behind_head'") == [("dead",)]
 
 

@@ -104,7 +104,7 @@ def test_a_cloud_event_will_do(inside: Any, folder: Path) -> None:
         ("{}", (), 1, "has no type"),
         ('{"type": "a", "tpye": 1}', (), 1, "unknown field 'tpye'"),
         ('{"type": "a"}', ("-s", "chrage"), 2, "there is no subscription 'chrage'"),
-        ('{"type": "a"}', ("--reason", "bad luck"), 2, "no letter is dead for the reason"),
+        ('{"type": "a"}', ("--dlq-reason", "bad luck"), 2, "no letter is dead for the reason"),
     ],
 )
 def test_mistakes_are_one_sentence(inside: Any, folder: Path, text: str, options: Any, code: int, why: str) -> None:

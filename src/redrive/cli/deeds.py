@@ -11,7 +11,7 @@ import click
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
 from redrive.cli.render import plain, plural, say
-from redrive.cli.select import nothing_like, selects
+from redrive.cli.select import covered, nothing_like, selects
 from redrive.cli.waiting import finish, owners
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def replay(
     per_second = _per_second(rate)
     with opened(store, program) as app:
         letters = _chosen(app, selection, limit)
-        nothing = "no dead letters" if letters else nothing_like(app, selection, "--because")
+        nothing = "no dead letters" if letters else nothing_like(app, selection)
         if is_rehearsal:
             return _rehearse(app, letters, lane, as_json)
         if len(letters) > 1 or (letters and not selection.ids):
             at_rate = f" at {plain(rate)}" if rate else ""
-            confirm(f"Replay {plural(len(letters), 'dead letter')}{at_rate}?", yes)
+            confirm(f"Replay {covered(selection, letters, reason, limit)}{at_rate}?", yes)
         return _replay(app, letters, reason, per_second, program, wait, as_json, nothing)
 
 
@@ -184,7 +184,7 @@ def _close(
     with opened(store, program) as app:
         desk = app.operate()
         letters = select(app.runtime.store, selection)
-        nothing = "no dead letters" if letters else nothing_like(app, selection, "--because")
+        nothing = "no dead letters" if letters else nothing_like(app, selection)
         if lane:
             named, letters = len(letters), with_followers(app.runtime.store, letters)
             behind = 0
@@ -194,7 +194,7 @@ def _close(
             held = any(desk.letters.waiting(letter) for letter in letters) and "what waits behind goes on waiting"
             consequence = f"{plural(behind, 'event')} that wait behind will run" if behind else held or NONE_WAITS
         if letters:
-            confirm(f"{action.capitalize()} {plural(len(letters), 'letter')}; {consequence}?", yes)
+            confirm(f"{action.capitalize()} {covered(selection, letters, reason)}; {consequence}?", yes)
         number = desk.bulk.begin(action, letters, reason)
         how = desk.letters.discard if action == "discard" else desk.letters.resolve
         deed: Deed = lambda rows, ticket: how(rows, reason, within=ticket)  # noqa: E731

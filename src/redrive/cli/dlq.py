@@ -11,7 +11,7 @@ from redrive.cli.lazy import Commands
 from redrive.cli.letter import describe, letter_json, show_letter, summary
 from redrive.cli.program import opened, reads
 from redrive.cli.render import ago, emit_json, fit, moment, plain, plural, say, table
-from redrive.cli.select import chooses, filters, nothing_like
+from redrive.cli.select import chooses, filters, nothing_like, reads_only
 
 if TYPE_CHECKING:
     from redrive.replay.causes import Cause
@@ -35,6 +35,7 @@ SHOWN = 20
 
 
 @click.group(cls=Commands, table=COMMANDS, invoke_without_command=True)
+@reads_only
 @filters
 @click.option("--limit", default=SHOWN, show_default=True, type=click.IntRange(1, 1000), help="Causes shown.")
 @reads
@@ -54,7 +55,7 @@ def dlq(
     with opened(store, program) as app:
         found, total, exact = causes(app.runtime.store, selection, limit)
         now = app.runtime.env.clock.now()
-        nothing = "" if found else nothing_like(app, selection, "--reason")
+        nothing = "" if found else nothing_like(app, selection)
     if not exact:
         click.echo("only the first letters that match were looked at; there may be more causes", err=True)
     if as_json:
@@ -89,7 +90,7 @@ def list_letters(
     with opened(store, program) as app:
         chosen = select_parked if parked else select_with_waiting
         heads = chosen(app.runtime.store, selection, after=after, limit=limit)
-        nothing = "" if heads else nothing_like(app, selection, "--reason")
+        nothing = "" if heads else nothing_like(app, selection)
     if as_json:
         emit_json([letter_json(letter, waiting) for letter, waiting in heads])
         return 0
@@ -123,7 +124,7 @@ def show(payload: bool, limit: int, store: str | None, program: str | None, as_j
         found = select(app.runtime.store, selection, limit=limit + 1)
         more = not selection.ids and len(found) > limit
         details = [describe(app, letter, payload) for letter in (found[:limit] if more else found)]
-        nothing = "" if found else nothing_like(app, selection, "--reason")
+        nothing = "" if found else nothing_like(app, selection)
     if as_json:
         emit_json(details[0] if len(selection.ids) == 1 else details)
         return 0

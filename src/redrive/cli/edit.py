@@ -10,7 +10,7 @@ import click
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
 from redrive.cli.receipt import exit_code, report
 from redrive.cli.render import plural, say
-from redrive.cli.select import nothing_like, selects
+from redrive.cli.select import covered, nothing_like, selects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,11 +54,11 @@ def edit(
         if not as_json:
             _show_differences(app, letters, change)
         if letters:
-            confirm(f"Edit {plural(len(letters), 'letter')}?", yes)
+            confirm(f"Edit {covered(selection, letters, reason)}?", yes)
         number = desk.bulk.begin("edit", letters, reason)
         desk.bulk.ask(number, lambda rows, ticket: edit_each(desk.letters, rows, change, reason, ticket))
         operation = desk.bulk.get(number)
-        report(desk.bulk, operation, as_json, "" if letters else nothing_like(app, selection, "--because"))
+        report(desk.bulk, operation, as_json, "" if letters else nothing_like(app, selection))
     return exit_code(operation)
 
 

@@ -9,6 +9,7 @@ import click
 
 from redrive.cli.program import app_option, json_option, opened, store_option
 from redrive.cli.render import emit_json, plain, say
+from redrive.cli.select import reads_only
 
 if TYPE_CHECKING:
     from redrive.replay.rulings import Ruling
@@ -24,7 +25,9 @@ def rules() -> None:
 @rules.command()
 @click.argument("file", metavar="EVENT.json|-", type=click.Path(dir_okay=False, allow_dash=True))
 @click.option("-s", "--subscription", metavar="NAME", help="Only this one.")
-@click.option("--reason", default="attempts_exhausted", show_default=True, help="Why it would be buried.")
+@click.option("--dlq-reason", "reason", metavar="REASON", default="attempts_exhausted", show_default=True,
+              help="Why it would be dead.")  # fmt: skip
+@reads_only
 @click.option("--error", metavar="TYPE[: TEXT]", default="Exception", show_default=True, help="What was raised last.")
 @click.option("--attempts", default=1, show_default=True, type=click.IntRange(1, 1_000_000), help="How many failed.")
 @store_option

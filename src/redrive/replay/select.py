@@ -50,7 +50,9 @@ class Selection:
     def check(self) -> None:
         """Numbers name letters completely, and everything is everything."""
         if self.is_empty:
-            raise UsageError("say which letters: IDs, -s, --type, --key, --because, --error, --fingerprint, … or --all")
+            raise UsageError(
+                "say which letters: IDs, -s, --type, --key, --dlq-reason, --error, --fingerprint, … or --all"
+            )
         self.check_names()
 
     def check_names(self) -> None:
@@ -59,7 +61,7 @@ class Selection:
         if self.ids and (given or self.everything):
             raise UsageError("letters are named by their IDs or by what they have in common, not by both")
         if self.everything and [name for name in given if name != "subscription"]:
-            option = "because" if given[-1] == "reason" else given[-1]
+            option = "dlq-reason" if given[-1] == "reason" else given[-1]
             raise UsageError(f"--all means all of them; leave it out to select by --{option}")
 
     @property
