@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from redrive.runner.supervise import Supervisor
 
 
+Lifespan = Callable[["App"], Any]  # returns a context manager; what that yields is `ctx.deps`
+
+
 class AppTx(Tx):
     """The transaction of `app.transaction()`: events given to it are appended when it commits."""
 
@@ -70,7 +73,7 @@ class App(Declarations):
         *,
         name: str = "app",
         include: Sequence[str] = (),
-        lifespan: Callable[[App], Any] | None = None,
+        lifespan: Lifespan | None = None,
         settings: Settings | None = None,
         env: Env | None = None,
         inline: bool = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from redrive import App, Reject, UsageError, retry
 from redrive.settings import Settings
-from redrive.testing import FakeClock, FakeEnv, Harness
+from redrive.testing import FakeClock, FakeEnv, Harness, check_exactly_once
 from redrive.testing.crashing import Crashed
 
 # An app as a module of a program declares it; its store does not exist and must never be asked for.
@@ -290,3 +291,70 @@ def test_who_is_idle_for_long_still_hears_of_another_process(tmp_path: Path, cap
             there.append("orders", "order.placed")
             here.advance("1s")
     assert (seen, caplog.messages) == ([1], [])
+
+
+def app_with_a_bank(seen: list[Any]) -> App:
+    """An app whose own lifespan must not be opened by a test."""
+
+    def real(app: App) -> Any:
+        raise AssertionError("the app's own lifespan was opened")
+
+    local = App("/nonexistent/x.db", lifespan=real)
+    local.on(local.log("orders"), name="charge", start="first")(lambda event, ctx: seen.append(ctx.deps))
+    return local
+
+
+def test_harness_gives_functions_the_deps_of_the_test() -> None:
+    seen: list[Any] = []
+    with Harness(app_with_a_bank(seen), deps="a fake bank") as harness:
+        harness.append("orders", "order.placed")
+        harness.run_until_idle()
+    assert seen == ["a fake bank"]
+
+
+def test_harness_accepts_none_as_deps() -> None:
+    seen: list[Any] = []
+    with Harness(app_with_a_bank(seen), deps=None) as harness:
+        harness.append("orders", "order.placed")
+        harness.run_until_idle()
+    assert seen == [None]
+
+
+def test_harness_opens_the_lifespan_of_the_test_at_each_start() -> None:
+    seen: list[Any] = []
+    steps: list[str] = []
+    local = app_with_a_bank(seen)
+
+    @contextmanager
+    def fake(given: App) -> Iterator[str]:
+        assert given is local
+        steps.append("open")
+        yield "a fake bank"
+        steps.append("close")
+
+    with Harness(local, lifespan=fake) as harness:
+        harness.append("orders", "order.placed")
+        harness.run_until_idle()
+        harness.restart()
+        harness.append("orders", "order.placed")
+        harness.run_until_idle()
+    assert (seen, steps) == (["a fake bank"] * 2, ["open", "close"] * 2)
+
+
+def test_harness_gives_the_app_its_own_lifespan_back() -> None:
+    local = app_with_a_bank([])
+    with Harness(local, deps="a fake bank"):
+        pass
+    with Harness(local) as harness, pytest.raises(AssertionError, match="own lifespan was opened"):
+        harness.run_until_idle()
+
+
+def test_harness_refuses_deps_beside_a_lifespan() -> None:
+    with pytest.raises(UsageError, match="deps= or lifespan=, not both"):
+        Harness(app_with_a_bank([]), deps=1, lifespan=lambda app: None)
+
+
+def test_check_exactly_once_uses_the_deps_of_the_test() -> None:
+    seen: list[Any] = []
+    check_exactly_once(app_with_a_bank(seen), [("orders", "order.placed")], deps="a fake bank")
+    assert set(seen) == {"a fake bank"}

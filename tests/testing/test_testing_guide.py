@@ -20,5 +20,5 @@ def test_the_examples_of_the_guide_pass(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     wanted = sum(block.count("def test_") for block in tests)
     assert f"{wanted} passed" in done.stdout, done.stdout + done.stderr
-    assert wanted == 6
+    assert wanted == 7
     assert not (tmp_path / "shop.db").exists()

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from redrive.app import App
+from redrive.app import App, Lifespan
 from redrive.errors import UsageError
 from redrive.observe.signals import Listener, Signals
 from redrive.settings import Settings
@@ -30,13 +30,15 @@ class Binding:
     """One app, bound to a file, an environment and settings of a test."""
 
     def __init__(
-        self, app: App, path: str, env: FakeEnv, settings: Settings | None, listener: Listener, fault: Fault
-    ) -> None:
+        self, app: App, path: str, env: FakeEnv, settings: Settings | None, listener: Listener, fault: Fault,
+        lifespan: Lifespan | None,
+    ) -> None:  # fmt: skip
         runtime = app.runtime
         if runtime in _bound:
             raise UsageError("this app is in a harness already: close that one first")
         self.app, self.path, self.env, self._fault = app, path, env, fault
-        self._former = dict(vars(runtime))
+        self._former, self._former_lifespan = dict(vars(runtime)), app._lifespan
+        app._lifespan = lifespan
         self._settings = _quiet(runtime._settings or Settings()) if settings is None else settings
         runtime.signals = Signals(inline=True)
         for former in (*self._former["signals"]._listeners, listener):
@@ -86,6 +88,7 @@ class Binding:
         """Give the app back as it was."""
         self.app.close()
         vars(self.app.runtime).update(self._former)
+        self.app._lifespan = self._former_lifespan
         _bound.discard(self.app.runtime)
 
 

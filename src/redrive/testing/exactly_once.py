@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 from redrive import failpoints
-from redrive.app import App
+from redrive.app import App, Lifespan
 from redrive.errors import UsageError
 from redrive.testing.crashing import Crashed
 from redrive.testing.failpoints import failpoint
@@ -63,6 +66,8 @@ def check_exactly_once(
     *,
     before_each: Callable[[], object] = lambda: None,
     hits_max: int = 3,
+    lifespan: Lifespan | None = None,
+    deps: Any = UNSET,
 ) -> int:
     """AssertionError if a crash or a duplicate changes what `observe(query)` sees; returns how many runs it took.
 
@@ -74,9 +79,10 @@ def check_exactly_once(
 
     An event is `(log, type, data, key)`, of which the last two may be missing, or a dict with these names.
     `before_each` resets what the functions talk to (a fake gateway) before every run; each failpoint that the
-    app passes is tried at up to `hits_max` of its hits.
+    app passes is tried at up to `hits_max` of its hits. `lifespan` and `deps` are those of `Harness`.
     """
-    trial = _Trial(app, [_item(number, item) for number, item in enumerate(events)], observe, before_each)
+    start = partial(Harness, app, lifespan=lifespan, deps=deps)
+    trial = _Trial(start, [_item(number, item) for number, item in enumerate(events)], observe, before_each)
     if not trial.events:
         raise UsageError("check_exactly_once needs events to feed to the app")
     trial.expect(trial.run(), "a first, undisturbed run")
@@ -93,7 +99,7 @@ def check_exactly_once(
 class _Trial:
     """The runs of one app, each on a store of its own."""
 
-    app: App
+    start: Callable[[], Harness]
     events: list[dict[str, Any]]
     observe: Observe
     before_each: Callable[[], object]
@@ -104,7 +110,7 @@ class _Trial:
     def run(self, *, twice: bool = False, one_by_one: bool = False) -> Any:
         """Without a crash; the first run counts the failpoints that are passed."""
         self.before_each()
-        with Harness(self.app) as harness:
+        with self.start() as harness:
             if not self.hits:
                 failpoints.arm(lambda name: self.hits.update((name,)))
             try:
@@ -118,7 +124,7 @@ class _Trial:
     def run_through(self, name: str, at: int) -> Any:
         """Die at a failpoint, start again, and be fed everything again."""
         self.before_each()
-        with Harness(self.app) as harness:
+        with self.start() as harness:
             with failpoint(name, harness.crash, at):
                 for _ in range(2):
                     try:

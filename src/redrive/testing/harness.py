@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from redrive.app import App
+from msgspec import UNSET
+
+from redrive.app import App, Lifespan
+from redrive.errors import UsageError
 from redrive.event import Event
 from redrive.observe.signals import Signal
 from redrive.policy.letters import State
@@ -50,6 +54,8 @@ class Harness(AbstractContextManager["Harness"]):
     [('account.locked', {'user': 'ada'})]
 
     `settings` are those of the app, or the built-in ones: neither redrive.toml nor the environment has a say.
+    `deps=` is what functions find in `ctx.deps`; the app's own lifespan is then not opened. `lifespan=` replaces the
+    app's own, and is opened and closed as that would be, again at each `restart()`.
     """
 
     def __init__(
@@ -60,13 +66,21 @@ class Harness(AbstractContextManager["Harness"]):
         settings: Settings | None = None,
         env: FakeEnv | None = None,
         only: Sequence[str] | None = None,
+        lifespan: Lifespan | None = None,
+        deps: Any = UNSET,
     ) -> None:
+        if deps is not UNSET:
+            if lifespan is not None:
+                raise UsageError("Harness takes deps= or lifespan=, not both: let the lifespan yield the deps")
+            lifespan = partial(_yielding, deps)
         self.app, self.env = app, env or FakeEnv()
         self.clock = self.env.fake_clock
         self.signals: list[Signal] = []  # everything the engine told, in order
         self.fault: BaseException | None = None  # while this is an exception, every write to the store raises it
         self.path = store_address(store) if store else temporary_file(self)
-        self._binding = Binding(app, self.path, self.env, settings, self.signals.extend, lambda: self.fault)
+        self._binding = Binding(
+            app, self.path, self.env, settings, self.signals.extend, lambda: self.fault, lifespan or app._lifespan
+        )
         self._driver = Driver(app, self.clock, only)
         self._appended: set[tuple[str, str]] = set()
         self._incarnation = 1
@@ -194,3 +208,8 @@ class Harness(AbstractContextManager["Harness"]):
     def _be_born(self) -> None:
         self._incarnation += 1
         self._binding.reopen(f"{self.env.owner.rpartition('-')[0] or self.env.owner}-{self._incarnation}")
+
+
+def _yielding(deps: Any, app: App) -> AbstractContextManager[Any]:
+    """A lifespan that opens nothing."""
+    return nullcontext(deps)
