@@ -12,6 +12,7 @@ from redrive.app import App
 from redrive.context import Ctx, Tx
 from redrive.errors import (
     EventError,
+    Halted,
     IdConflict,
     Ignore,
     RedriveError,
@@ -44,6 +45,7 @@ __all__ = [
     "Ctx",
     "Event",
     "EventError",
+    "Halted",
     "IdConflict",
     "Ignore",
     "Log",

@@ -127,7 +127,11 @@ class App(Declarations):
                 user.execute = user.executemany = _refused_as_over
 
     def run(self, *, until_idle: bool = False, only: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> None:
-        """Run until SIGTERM or SIGINT (or until nothing is left to do); a second signal ends at once."""
+        """Run until SIGTERM or SIGINT (or until nothing is left to do); a second signal ends at once.
+
+        Raises:
+            Halted: With `until_idle=True`, if a source or subscription is halted when nothing else is left to do.
+        """
         from redrive.runner.process import run_process
 
         run_process(self, until_idle=until_idle, only=only, exclude=exclude)
@@ -135,9 +139,14 @@ class App(Declarations):
     async def serve(
         self, *, until_idle: bool = False, only: Iterable[str] | None = None, exclude: Iterable[str] = ()
     ) -> None:
-        """Run inside your event loop, until cancelled; installs no signal and no log handlers."""
+        """Run inside your event loop, until cancelled; installs no signal and no log handlers.
+
+        Raises:
+            Halted: With `until_idle=True`, if a source or subscription is halted when nothing else is left to do.
+        """
         async with self._supervised(only, exclude) as supervisor:
             await supervisor.run(until_idle=until_idle)
+        supervisor.check_end()
 
     @asynccontextmanager
     async def running(self, *, only: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> AsyncIterator[App]:

@@ -7,6 +7,7 @@ subscription stops. Every message says what happened and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 from redrive.units import duration
@@ -96,7 +97,22 @@ class Fenced(StoreError):
 
 
 class Halted(StoreError):
-    """The subscription must not go on until somebody looked; the message says why."""
+    """A subscription cannot go on; the message says why.
+
+    The engine halts that subscription and tries again. `run(until_idle=True)` and `serve(until_idle=True)` raise this
+    at their end; `subscriptions` then holds the reason of each halted subscription, by name.
+    """
+
+    def __init__(self, message: str = "", subscriptions: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.subscriptions = dict(subscriptions or {})
+
+    @classmethod
+    def at_end(cls, subscriptions: Mapping[str, str]) -> Self:
+        """Make the error of a run that ends while these subscriptions are halted."""
+        reasons = "; ".join(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(subscriptions.items()))
+        count = "1 subscription is" if len(subscriptions) == 1 else f"{len(subscriptions)} subscriptions are"
+        return cls(f"{count} halted: {reasons}; remove the cause, then run again", subscriptions)
 
 
 class SourceDown(StoreError):

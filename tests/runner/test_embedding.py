@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redrive import App, UsageError
+from redrive import App, Halted, StoreError, UsageError
 from redrive.observe import signals as sig
+from redrive.redis import Stream
 from redrive.settings import Settings
 from redrive.testing import Harness
 
@@ -163,6 +165,56 @@ def test_serve_until_idle_returns(real: App) -> None:
     real.log("orders").append("fine", 1)
     asyncio.run(real.serve(until_idle=True))
     assert seen["one"] == [1]
+
+
+def halted_app(real: App) -> App:
+    """`one` has a checkpoint that does not match its log, as after a restored backup; `two` is well."""
+    noting(real, "one", "two")
+    real.log("orders").append("fine", 1)
+    real.run(until_idle=True)
+    with real.transaction() as tx:
+        tx.execute(
+            "UPDATE redrive_progress SET anchor = 'x' WHERE subscription = "
+            "(SELECT id FROM redrive_subscriptions WHERE name = 'one')"
+        )
+    return real
+
+
+RUNS = {"run": lambda app: app.run(until_idle=True), "serve": lambda app: asyncio.run(app.serve(until_idle=True))}
+
+
+@pytest.mark.parametrize("how", RUNS)
+def test_until_idle_raises_when_a_subscription_is_halted(real: App, how: str) -> None:
+    with pytest.raises(Halted, match=r"1 subscription is halted: one: .*; remove the cause") as raised:
+        RUNS[how](halted_app(real))
+    assert list(raised.value.subscriptions) == ["one"]
+    assert isinstance(raised.value, StoreError)
+    assert not real.runtime.is_running
+
+
+@pytest.mark.parametrize("how", RUNS)
+def test_until_idle_raises_when_a_source_is_halted(tmp_path: Path, how: str) -> None:
+    """Nobody listens on this port: the broker cannot be reached."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as reserved:
+        port = reserved.getsockname()[1]
+    app = App(str(tmp_path / "shop.db"), name="shop")
+    stream = Stream(f"redis://127.0.0.1:{port}", "orders")
+    app.on(stream, order="none", name="charge")(lambda event, ctx: None)
+    with pytest.raises(Halted, match="redis:orders") as raised:
+        RUNS[how](app)
+    app.close()
+    assert list(raised.value.subscriptions) == ["redis:orders"]
+
+
+def test_until_idle_reports_a_halted_subscription_of_several_partitions_once(real: App) -> None:
+    real.on(real.log("orders"), name="one", start="first", partitions=3)(lambda event, ctx: None)
+    real.log("orders").append("fine", 1, key="a")
+    real.run(until_idle=True)
+    with real.transaction() as tx:
+        tx.execute("UPDATE redrive_progress SET anchor = 'x'")
+    with pytest.raises(Halted, match="1 subscription is halted") as raised:
+        real.run(until_idle=True)
+    assert list(raised.value.subscriptions) == ["one"]
 
 
 def test_until_idle_waits_for_no_pause_between_two_looks_at_the_schedule(tmp_path: Path) -> None:

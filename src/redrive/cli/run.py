@@ -27,11 +27,17 @@ def run(program: str, only: tuple[str, ...], exclude: tuple[str, ...], until_idl
 
     The first signal stops gracefully, the second at once; neither loses anything.
     """
+    from redrive.errors import Halted
     from redrive.runner.process import run_process
     from redrive.runner.supervise import IDLE
 
     with opened(store, program, create=True) as app:
-        why = run_process(app, until_idle=until_idle, only=only or None, exclude=exclude)
+        try:
+            why = run_process(app, until_idle=until_idle, only=only or None, exclude=exclude)
+        except Halted as error:
+            for name, reason in error.subscriptions.items():
+                click.echo(f"redrive: {plain(name)} is halted: {plain(reason)}", err=True)
+            return 1
         if not until_idle:
             return 0
         if why != IDLE:

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from redrive.policy.machine import step
 
+HALTED = "halted: "  # a supervisor puts this before the reason why a subscription does not run in its process
+
 
 class State(StrEnum):
     """Whether events are taken in."""

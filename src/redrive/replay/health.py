@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from redrive.clock import Env
 from redrive.errors import BugError, StoreError, UsageError
+from redrive.policy.halting import HALTED
 from redrive.replay.ledger import Verdict
 from redrive.replay.status import SubscriptionStatus, status_in
 from redrive.store.port import Store
 
 Ready = Literal["ready", "standby", "stopped", "broken"]
-HALTED = "halted: "  # how a supervisor says why a subscription does not run here
 
 
 @dataclass(frozen=True, slots=True)

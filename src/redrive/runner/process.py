@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run_process(app: App, *, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> str:
-    """Block until told to stop, or until nothing is left to do; why it ended."""
+    """Block until told to stop, or until nothing is left to do; why it ended. Raise `Halted` as `App.run` does."""
     if asyncio._get_running_loop() is not None:
         raise UsageError("app.run() blocks, and an event loop runs here already: `await app.serve()`")
     log_to_stderr(app.runtime.settings.log_format)
@@ -47,7 +47,8 @@ async def _serve(app: App, until_idle: bool, only: Iterable[str] | None, exclude
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-        return supervisor.stopped_by
+    supervisor.check_end()
+    return supervisor.stopped_by
 
 
 def stay() -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from redrive.errors import CommitUnknown, Fenced, Halted, NotBegun, StoreError, is_conflict
 from redrive.mirrors.port import LETTERS
 from redrive.observe import signals as sig
+from redrive.policy.halting import HALTED
 from redrive.policy.lease import Lease
 from redrive.policy.limiter import FULL, Bucket
 from redrive.runner import leases
@@ -86,6 +87,7 @@ class Supervisor:
         self.waiting: dict[str, str] = {}  # post -> why it does not run here: standby, halted
         self._looked: dict[str, float] = {}  # post -> how many looks at its lease are left to who stands by
         self.stopped_by = ""
+        self.halted_at_end: dict[str, str] = {}  # name -> reason, of a run that was to end when nothing is left to do
         self.stopping = self.is_left = False  # is left: it has ended, and something is under way where writing happens
         self.healing: dict[str, Healing] = {}  # of subscriptions whose first partition is ours; "" is pruning
         self._heal, self._trim, self._upkeep, self._threads = heal, trim, upkeep, threads
@@ -151,6 +153,7 @@ class Supervisor:
             async with self._kept_up():
                 if until_idle:
                     await self._wait_idle()
+                    self.halted_at_end = {} if self.stopping else self._halted()
                     self.stop(IDLE)
                 await self._stop_asked.wait()
             await self._wind_down(keepers)
@@ -201,6 +204,19 @@ class Supervisor:
                 self.scheduler.hurry()
             self._settled.clear()
             await self._settled.wait()
+
+    def _halted(self) -> dict[str, str]:
+        """The halted subscriptions of this process, and why."""
+        return {
+            self.posts[post].subscription.name: why.removeprefix(HALTED)
+            for post, why in self.waiting.items()
+            if why.startswith(HALTED)
+        }
+
+    def check_end(self) -> None:
+        """Raise `Halted` if the run became idle while subscriptions were halted."""
+        if self.halted_at_end:
+            raise Halted.at_end(self.halted_at_end)
 
     def _loops_are_idle(self) -> bool:
         return all(one.is_idle for one in self.healing.values()) and all(
@@ -257,7 +273,7 @@ class Supervisor:
                         seen, seen_at = taken, clock.monotonic()
                     await self._stand_by(post)
                     continue
-                if self.waiting.pop(post, "").startswith("halted"):
+                if self.waiting.pop(post, "").startswith(HALTED):
                     self.engine.signals.tell([sig.Resumed(name)])
                 began, before = clock.monotonic(), taken.settled_at
                 try:
@@ -378,7 +394,7 @@ class Supervisor:
 
     async def _halt(self, post: str, reason: str, wait: float) -> None:
         subscription, row, partition = self.posts[post]
-        self._wait_for(post, f"halted: {reason}")
+        self._wait_for(post, f"{HALTED}{reason}")
         self.engine.signals.tell([sig.Halted(subscription.name, reason, wait)])
         await self._quietly(lambda: leases.halted(self.engine, row, partition, reason))
         await self._unless_stopped(wait)
