@@ -115,7 +115,7 @@ class Story:
     def _is_done(self, app: App, servers: dict[str, HttpServer]) -> bool:
         """Has everything arrived, and is nothing left that would be sent again?"""
         return all(len(ids(server)) == len(self.appended) for server in servers.values()) and not any(
-            one.lag_events or one.retrying for one in app.operate().status()
+            one.lag_events or one.retrying or one.waiting for one in app.operate().status()
         )
 
     def _look(self, app: App, servers: dict[str, HttpServer], began: float, back_at: float) -> None:

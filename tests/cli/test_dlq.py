@@ -95,8 +95,8 @@ def test_totals_of_what_is_meant(failed: Any) -> None:
             found[one["state"]] = found.get(one["state"], 0) + one["n"]
         return found
 
-    assert total() == total("--all") == {"dead": 2, "retrying": 2}
-    assert total("-s", "charge") == total("-s", "charge", "--type", "*") == {"dead": 1, "retrying": 1}
+    assert total() == total("--all") == {"dead": 2, "waiting": 2}
+    assert total("-s", "charge") == total("-s", "charge", "--type", "*") == {"dead": 1, "waiting": 1}
     assert total("--key", "k1") == total("--since", "1h") == {"dead": 2}
     assert total("--error", "cannot charge") == total("--dlq-reason", "rejected") == total("1") == {"dead": 1}
     assert total("--key", "k2") == total("--until", "1h") == {}
@@ -224,3 +224,16 @@ def test_a_paused_subscription_ends_the_waiting(failed: Any) -> None:
     answer = failed.redrive("dlq", "replay", "1", "--wait", "--store", "shop.db")
     assert answer.code == 1
     assert "revenue is paused" in answer.err
+
+
+def test_waiting_letters_are_not_called_retrying_in_any_view(failed: Any) -> None:
+    (found, _) = failed.redrive("status", "--store", "shop.db", "--json").json
+    assert (found["dead"], found["retrying"], found["waiting"], found["lag_events"]) == (1, 0, 1, 0)
+    assert found["oldest_seconds"] > 0
+    (account, _) = failed.redrive("verify", "--store", "shop.db", "--json").json
+    assert (account["dead"], account["retrying"], account["waiting"]) == (1, 0, 1)
+    assert failed.redrive("dlq", "list", "--parked", "--store", "shop.db", "--json").json[0]["state"] == "waiting"
+    assert failed.redrive("dlq", "show", "2", "--store", "shop.db", "--json").json["state"] == "waiting"
+    header, *rows = failed.redrive("status", "--store", "shop.db").out.splitlines()
+    assert header.split()[-3:] == ["retrying", "waiting", "dead"]
+    assert [row.split()[-3:] for row in rows] == [["0", "1", "1"]] * 2

@@ -53,9 +53,9 @@ def test_a_status_in_words(inside: Any, store: str) -> None:
 def test_a_status_as_json_has_the_documented_fields(inside: Any, store: str) -> None:
     (found,) = inside("status", "--store", store, "--json").json
     assert list(found) == [
-        "subscription", "state", "kind", "source", "order", "position", "lag_events", "lag_seconds", "scheduled",
-        "applied", "ignored", "retrying", "dead", "owner", "lease_until", "paused", "halted", "rebuilding_until",
-        "last_id", "last_type", "last_time", "settled_at", "full_lanes",
+        "subscription", "state", "kind", "source", "order", "position", "lag_events", "lag_seconds", "oldest_seconds",
+        "scheduled", "applied", "ignored", "retrying", "waiting", "dead", "owner", "lease_until", "paused", "halted",
+        "rebuilding_until", "last_id", "last_type", "last_time", "settled_at", "full_lanes",
     ]  # fmt: skip
     assert found["full_lanes"] == []
     assert (found["position"], found["lag_events"], found["applied"], found["owner"]) == (3, 1, 3, None)
@@ -85,8 +85,8 @@ def test_a_sound_store_is_verified(inside: Any, store: str) -> None:
     assert answer.out.splitlines()[1].split() == ["totals", "3", "0", "0", "0", "0", "1", "sound"]
     (found,) = inside("verify", "--store", store, "--json").json
     assert list(found) == [
-        "subscription", "position", "pending", "applied", "retrying", "dead", "discarded", "ignored", "violations",
-        "sound",
+        "subscription", "position", "pending", "applied", "retrying", "waiting", "dead", "discarded", "ignored",
+        "violations", "sound",
     ]  # fmt: skip
 
 

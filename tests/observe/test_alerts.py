@@ -23,7 +23,7 @@ BOARD = json.loads((SHIPPED / "redrive-dashboard.json").read_text(encoding="utf-
 
 SCRAPER = {"job", "instance", "le"}  # labels that Prometheus adds, and the buckets of a histogram
 WORDS = {
-    "state": {"retrying", "dead", "working", "standby", "silent"},
+    "state": {"retrying", "waiting", "dead", "working", "standby", "silent"},
     "reason": set(REASONS),
     "change": {"taken", "unclean", "released", "lost"},
     "how": {"retry", "replay"},

@@ -151,8 +151,10 @@ def test_gauges_are_what_the_store_says(app: App, harness: Harness) -> None:
     expected = {
         "redrive_store_up": {(): 1.0}, "redrive_signals_dropped": {(): 0.0},
         "redrive_lag_events": {("charge",): 2.0}, "redrive_lag_seconds": {("charge",): 10.0},
-        "redrive_letters": {("charge", "dead", "rejected"): 2.0, ("charge", "retrying", "behind_head"): 2.0},
-        "redrive_letter_age_seconds": {("charge", "dead"): 10.0, ("charge", "retrying"): 10.0},
+        "redrive_letters": {("charge", "dead", "rejected"): 2.0, ("charge", "waiting", "behind_head"): 2.0},
+        "redrive_letter_age_seconds": {
+            ("charge", "dead"): 10.0, ("charge", "waiting"): 10.0, ("charge", "retrying"): 0.0,
+        },
         "redrive_letters_due": {("charge",): 0.0},
         "redrive_parked_lanes": {("charge",): 2.0}, "redrive_fullest_lane_letters": {("charge",): 3.0},
         "redrive_halted": {("charge",): 0.0}, "redrive_paused": {("charge",): 1.0}, "redrive_owned": {("charge",): 1.0},

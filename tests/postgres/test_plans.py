@@ -58,6 +58,7 @@ ASKED: dict[str, Any] = {
     "events_between": {"log": 1, "above": 30000, "below": 30100, "limit": 100},
     "events_by_prefix": {"log": 1, "start": "abc", "limit": 2}, "lane_head": (1, "k17"), "letter_event": (77,),
     "letter_events": ("[1,2,3]",), "letter_get": {"id": 77}, "attempts_of": {"letter": 77},
+    "letter_open_first": {"subscription": 1}, "metrics_letters_held": {"limit": 100},
     "letters_page": {"state": "dead", "after": 20000, "limit": 50},
     "letters_to_heal": {"subscription": 1, "above": 20000, "limit": 50},
     "operation_relapsed": {"id": 7},

@@ -190,7 +190,7 @@ def test_the_fates_add_up_to_what_the_ledger_says(bank: Any) -> None:
     for verdict in bank.desk.verify():
         found = tallies[verdict.subscription]
         assert found["applied"] + found["settled"] == verdict.applied + verdict.ignored
-        assert found["waiting"] + found["retrying"] == verdict.retrying
+        assert (found["waiting"], found["retrying"]) == (verdict.waiting, verdict.retrying)
         assert (found["dead"], found["discarded"], found["pending"]) == (
             verdict.dead, verdict.discarded, verdict.pending,
         )  # fmt: skip

@@ -102,7 +102,7 @@ def test_more_letters_than_are_looked_at_are_said_to_be_more(many: Any) -> None:
 def test_counters_know_letters_in_every_state(many: Any) -> None:
     all_of_them = many.harness.letters()
     chosen = Selection(subscription="balances", type="dep*")
-    assert {one.state for one in tally(many.app.runtime.store, chosen).counts} == {"dead", "retrying"}
+    assert {one.state for one in tally(many.app.runtime.store, chosen).counts} == {"dead", "waiting"}
     total = sum(one.n for one in tally(many.app.runtime.store, chosen).counts)
     assert total == len([letter for letter in all_of_them if letter.subscription == "balances"])
 

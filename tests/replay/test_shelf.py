@@ -63,7 +63,7 @@ def test_totals_come_by_every_field(bank: Any) -> None:
     bank.deposit("a", 1)
     bank.run()
     stats = bank.desk.letters.stats()
-    assert stats.by("state") == {"dead": 2, "retrying": 2}
+    assert stats.by("state") == {"dead": 2, "waiting": 2}
     assert stats.by("subscription") == {"balances": 2, "remind": 2}
     assert stats.by("reason") == {"rejected": 2, "behind_head": 2}
     assert stats.by("type") == {"deposited": 4}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.render import block, clock_time, facts, moment, say
+from redrive.policy.letters import shown_state
 
 if TYPE_CHECKING:
     from redrive.app import App
@@ -23,10 +24,10 @@ def summary(letter: LetterRow) -> str:
 def letter_json(letter: LetterRow, waiting: int) -> dict[str, Any]:
     return {
         "id": letter.id, "subscription": letter.subscription, "event_id": letter.event_id, "type": letter.type,
-        "key": letter.key, "state": letter.state, "reason": letter.reason, "error_type": letter.error_type,
-        "error_message": letter.error_message, "fingerprint": letter.fingerprint, "attempts": letter.attempts,
-        "first_failed_at": moment(letter.first_failed_at), "last_failed_at": moment(letter.last_failed_at),
-        "waiting": waiting,
+        "key": letter.key, "state": shown_state(letter.state, letter.reason), "reason": letter.reason,
+        "error_type": letter.error_type, "error_message": letter.error_message, "fingerprint": letter.fingerprint,
+        "attempts": letter.attempts, "first_failed_at": moment(letter.first_failed_at),
+        "last_failed_at": moment(letter.last_failed_at), "waiting": waiting,
     }  # fmt: skip
 
 

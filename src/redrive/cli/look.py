@@ -20,7 +20,11 @@ POSITIONS_SHOWN = 12
 @click.command()
 @reads
 def status(store: str | None, program: str | None, as_json: bool) -> int:
-    """Position, lag, letters and owner of every subscription."""
+    """Position, lag, letters and owner of every subscription.
+
+    `oldest` is the age of the oldest event that is not applied: pending, or held in a letter. Letters that only wait
+    behind another of their key are `waiting`.
+    """
     from redrive.cli.scheduled import backlog_lines
     from redrive.replay.scheduled import backlog
     from redrive.replay.status import fullest_lanes
@@ -41,11 +45,14 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
             block(plain(line), "")
         return 0
     rows = [
-        (one.subscription, one.state, one.position, one.lag_events, _lag(one), one.applied, one.retrying, one.dead)
+        (one.subscription, one.state, one.position, one.lag_events, _age(one.oldest_seconds), one.applied,
+         one.retrying, one.waiting, one.dead)
         for one in found
-    ]
-    columns = ("subscription", "state", ">position", ">lag", ">behind", ">applied", ">retrying", ">dead")
-    table(columns, rows, keep=("subscription",))
+    ]  # fmt: skip
+    columns = (
+        "subscription", "state", ">position", ">lag", ">oldest", ">applied", ">retrying", ">waiting", ">dead"
+    )  # fmt: skip
+    table(columns, rows, keep=("subscription", "state"), drop=("position", "applied"))
     for one in found:
         if one.halted is not None:
             block(f"{plain(one.subscription)} is halted: {plain(one.halted)}", "")
@@ -81,10 +88,10 @@ def verify(audit: bool, store: str | None, program: str | None, as_json: bool) -
     return 0 if all(one.sound for one in verdicts) and (chain is None or chain.sound) else 3
 
 
-def _lag(one: SubscriptionStatus) -> str:
+def _age(seconds: float) -> str:
     from redrive.units import show_duration
 
-    return show_duration(round(one.lag_seconds, 1)) if one.lag_seconds >= 1 else ""
+    return show_duration(round(seconds, 1)) if seconds >= 1 else ""
 
 
 def _status(one: SubscriptionStatus, full: list[str]) -> dict[str, Any]:
@@ -107,13 +114,14 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
         return
     rows = [
         (
-            one.subscription, one.applied, one.retrying, one.dead, one.discarded, one.ignored, one.pending,
-            "sound" if one.sound else plural(len(one.violations), "violation"),
+            one.subscription, one.applied, one.retrying, one.waiting, one.dead, one.discarded, one.ignored,
+            one.pending, "sound" if one.sound else plural(len(one.violations), "violation"),
         )
         for one in verdicts
     ]  # fmt: skip
-    columns = ("subscription", ">applied", ">retrying", ">dead", ">discarded", ">ignored", ">pending", "verdict")
-    table(columns, rows, keep=("subscription", "verdict"))
+    counts = ("applied", "retrying", "waiting", "dead", "discarded", "ignored", "pending")
+    columns = ("subscription", *(f">{name}" for name in counts), "verdict")
+    table(columns, rows, keep=("subscription", "verdict"), empty=("waiting", "discarded", "ignored"))
     for one in verdicts:
         for violation in one.violations:
             click.echo()

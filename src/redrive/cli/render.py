@@ -36,19 +36,47 @@ def _escaped(character: str) -> str:
     return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, keep: Sequence[str] = ()) -> None:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    keep: Sequence[str] = (),
+    empty: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> None:
     """Print rows under their columns, within the terminal's width.
 
-    `>name` is right-aligned. What does not fit is cut where it is widest, columns in `keep` last.
+    `>name` is right-aligned. If the line is too wide, columns are left out in this order until it fits: those in
+    `empty` that hold only zeros or nothing, then those in `drop`. The others are cut where they are widest, columns in
+    `keep` last.
     """
+    cells = [[plain(str(cell)[:CELL_MAX]) for cell in row] for row in rows]
+    columns, cells = _without_columns(columns, cells, empty, drop)
     names = [column.lstrip(">") for column in columns]
     right = [column.startswith(">") for column in columns]
-    cells = [[plain(str(cell)[:CELL_MAX]) for cell in row] for row in rows]
     widths = [min(WIDTH_MAX, max(map(_width, column))) for column in zip(names, *cells, strict=True)]
     _shrink(widths, [not is_right for is_right in right], [name in keep for name in names])
     click.secho(_line(names, widths, right), bold=True)
     for row in cells:
         click.echo(_line(row, widths, right))
+
+
+def _without_columns(
+    columns: Sequence[str], cells: list[list[str]], empty: Sequence[str], drop: Sequence[str]
+) -> tuple[Sequence[str], list[list[str]]]:
+    """Leave columns out until the line fits, or until none may go."""
+    names = [column.lstrip(">") for column in columns]
+    says_nothing = [name for name in empty if all(row[names.index(name)] in ("", "0") for row in cells)]
+    for name in (*says_nothing, *drop):
+        widths = [max(map(_width, column)) for column in zip(names, *cells, strict=True)]
+        if sum(widths) + len(GAP) * (len(widths) - 1) <= line_width():
+            break
+        if name in names:
+            place = names.index(name)
+            columns = [*columns[:place], *columns[place + 1 :]]
+            cells = [[*row[:place], *row[place + 1 :]] for row in cells]
+            names.pop(place)
+    return columns, cells
 
 
 def _shrink(widths: list[int], flexible: list[bool], kept: list[bool]) -> None:

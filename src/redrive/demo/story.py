@@ -162,7 +162,7 @@ class Story:
         if len(found) < len(SUBSCRIPTIONS) or any(one.lag_events for one in found):
             return False
         behind = sum(group.waiting for group in self.groups())
-        return sum(one.retrying for one in found) == behind
+        return sum(one.retrying + one.waiting for one in found) == behind
 
     def tallies(self) -> list[Tally]:
         """What became of all orders."""
@@ -170,7 +170,7 @@ class Story:
         for one in self.desk.status():
             healed = self.desk.letters.list("applied", one.subscription, limit=10_000)
             retried = sum(letter.first_failed_at is not None for letter in healed)
-            found.append(Tally(one.subscription, one.kind, one.applied, retried, one.retrying, one.dead))
+            found.append(Tally(one.subscription, one.kind, one.applied, retried, one.retrying + one.waiting, one.dead))
         return found
 
     def groups(self) -> list[Group]:

@@ -187,8 +187,14 @@ LAG_SECONDS = _gauge(
 SETTLED_AT = _gauge(
     "redrive_settled_timestamp_seconds", "subscription", "When it last settled anything, as Unix time; 0: never."
 )
-LETTERS = _gauge("redrive_letters", "subscription state reason", "Open letters: retrying or dead, and why.")
-LETTER_AGE = _gauge("redrive_letter_age_seconds", "subscription state", "How long the oldest open letter has been one.")
+LETTERS = _gauge(
+    "redrive_letters", "subscription state reason", "Open letters: retrying, waiting behind another, or dead; and why."
+)
+LETTER_AGE = _gauge(
+    "redrive_letter_age_seconds",
+    "subscription state",
+    "How long the oldest open letter has been one, among the first 10,000.",
+)
 LETTERS_DUE = _gauge(
     "redrive_letters_due", "subscription",
     "Letters to be retried now that wait for a breaker, a budget, a limit or for room, among 10,000 lanes.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.machine import step
 
 
@@ -40,6 +41,7 @@ class Verb(StrEnum):
 
 OPEN = frozenset({State.RETRYING, State.DEAD})
 SETTLED = frozenset(State) - OPEN
+WAITING = "waiting"  # how a retrying letter is shown that waits behind another of its lane; never stored
 
 TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.RETRYING, Verb.RETRIED): State.RETRYING,
@@ -64,6 +66,15 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.APPLIED, Verb.SUPERSEDED): State.SUPERSEDED,
     (State.DISCARDED, Verb.SUPERSEDED): State.SUPERSEDED,
 }
+
+
+def shown_state(state: str, reason: str) -> str:
+    """The state as every view names it: a letter that only waits behind another is not being retried.
+
+    >>> shown_state("retrying", "behind_head"), shown_state("retrying", "failing")
+    ('waiting', 'retrying')
+    """
+    return WAITING if state == State.RETRYING and reason == BEHIND_HEAD else state
 
 
 def next_state(state: State, verb: Verb) -> State:

@@ -13,6 +13,7 @@ from redrive.observe.prometheus import LABELS_MAX, Sample
 from redrive.observe.signals import Signals
 from redrive.policy.breaker import State
 from redrive.policy.keys import bounds
+from redrive.policy.letters import shown_state
 from redrive.replay.status import status_in
 from redrive.replay.workers import workers_in
 from redrive.store.port import Store, StoreTx
@@ -21,6 +22,8 @@ BREAKER_STATES = {State.CLOSED: 0.0, State.PROBING: 1.0, State.OPEN: 2.0}
 COUNT_MAX = 100_000  # events and lanes counted per subscription: seven milliseconds each, and as alarming as more
 
 DUE_MAX = 10_000  # lanes looked at for a head that is due: each has to be read
+
+HELD_MAX = 10_000  # open letters looked at for the oldest of a state: each has to be read
 
 log = logging.getLogger("redrive")
 
@@ -66,8 +69,8 @@ def _subscriptions(tx: StoreTx, env: Env, halted_here: Mapping[str, str]) -> Ite
 def _letters(tx: StoreTx, env: Env) -> Iterator[Sample]:
     now = env.clock.now()
     for name, state, reason, count in tx.sql.all("metrics_letters"):
-        yield m.LETTERS, (name, state, reason), float(count)
-    for name, state, since in tx.sql.all("metrics_letters_held"):
+        yield m.LETTERS, (name, shown_state(state, reason), reason), float(count)
+    for name, state, since in tx.sql.all("metrics_letters_held", {"limit": HELD_MAX}):
         yield m.LETTER_AGE, (name, state), 0.0 if since is None else max(0.0, now - since)
     for row in tx.progress.all():
         due = tx.sql.value("metrics_due", {"subscription": row.id, "limit": DUE_MAX, "now": now})

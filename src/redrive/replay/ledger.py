@@ -42,6 +42,7 @@ class Verdict:
     pending: int = 0
     applied: int = 0
     retrying: int = 0
+    waiting: int = 0  # letters behind another of their lane
     dead: int = 0
     discarded: int = 0
     ignored: int = 0
@@ -107,7 +108,7 @@ class Account:
         violations = [*self._balance(asked_done), *self._positions(), *self._letters(), *self._order(plain)]
         return Verdict(
             self.row.name, self.progress.position, pending, self.progress.applied + self.fates.get("applied", 0),
-            opened.get("retrying", 0), opened.get("dead", 0),
+            opened.get("retrying", 0), opened.get("waiting", 0), opened.get("dead", 0),
             self.fates.get("discarded", 0) + self._skipped(), self.progress.ignored,
             tuple(violations),
         )  # fmt: skip

@@ -70,7 +70,7 @@ def plan_reset(store: Store, name: str, declared: Subscription | None = None) ->
         tables = tables_of(tx.sql, row.id) if declared is None else declared.tables
         return ResetPlan(
             name, tx.progress.get(row.id).position, start,
-            letters.get("retrying", 0) + letters.get("dead", 0), tuple(sorted(tables)),
+            letters.get("retrying", 0) + letters.get("waiting", 0) + letters.get("dead", 0), tuple(sorted(tables)),
         )  # fmt: skip
 
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from redrive.errors import UsageError
 from redrive.event import Event, from_row
-from redrive.policy.letters import OPEN, State
+from redrive.policy.letters import OPEN, State, shown_state
 from redrive.replay.deed import find
 from redrive.store.port import LetterRow, Store, StoreTx
+from redrive.store.sql import Row
 from redrive.types import EventTypes
 
 PAGE_MAX = 10_000  # letters per page: a page is read into memory
@@ -164,7 +165,13 @@ class LetterShelf:
     def stats(self) -> Stats:
         """Totals of all letters, also settled ones; read from counters, never by counting."""
         with self._store.reading() as tx:
-            return Stats(tuple(Count(*row) for row in tx.sql.all("letter_counts")))
+            return Stats(tuple(counted(row) for row in tx.sql.all("letter_counts")))
+
+
+def counted(row: Row) -> Count:
+    """A row of the counters, with the state that is shown."""
+    subscription, state, reason, *rest = row
+    return Count(subscription, shown_state(state, reason), reason, *rest)
 
 
 def is_head(tx: StoreTx, letter: LetterRow) -> bool:

@@ -23,10 +23,12 @@ class SubscriptionStatus:
     position: int
     lag_events: int  # events above the progress and not settled, asked for or not; of a mirror, changes of letters
     lag_seconds: float  # age of the oldest of them
+    oldest_seconds: float  # age of the oldest event that is not applied: pending, or held in an open letter
     scheduled: int  # events that are appended to its source later
     applied: int
     ignored: int
     retrying: int
+    waiting: int  # letters behind another of their lane: nothing is wrong with them
     dead: int
     owner: str | None  # who holds a lease that still counts
     lease_until: float | None
@@ -113,13 +115,15 @@ def _of(
     else:
         lag, oldest = _log_lag(tx, row, progress, lag_max)
     letters = tx.letters.counts(row.id)
+    held = _oldest_held(tx, row) if any(letters.get(state) for state in ("retrying", "waiting", "dead")) else None
+    unapplied = [at for at in (oldest, held) if at is not None]
     owned = is_owned(progress, env)
     return SubscriptionStatus(
         subscription=row.name, kind=row.kind, source=row.source, order=row.ordering, position=progress.position,
         lag_events=max(0, lag), lag_seconds=0.0 if oldest is None else max(0.0, now - oldest),
-        scheduled=waiting.get(row.source, 0),
+        oldest_seconds=max(0.0, now - min(unapplied)) if unapplied else 0.0, scheduled=waiting.get(row.source, 0),
         applied=progress.applied + letters.get("applied", 0), ignored=progress.ignored,
-        retrying=letters.get("retrying", 0), dead=letters.get("dead", 0),
+        retrying=letters.get("retrying", 0), waiting=letters.get("waiting", 0), dead=letters.get("dead", 0),
         owner=progress.owner if owned else None, lease_until=progress.lease_until if owned else None,
         paused=bool(progress.paused), halted=progress.halted,
         rebuilding_until=progress.quiet_until if progress.position < progress.quiet_until else None,
@@ -136,3 +140,13 @@ def _log_lag(tx: StoreTx, row: Subscribed, progress: ProgressRow, limit: int) ->
     lag -= len(tx.progress.done.of(row.id, progress.position))
     oldest = tx.logs.oldest_above(log, progress.position) if lag > 0 else None
     return lag, None if oldest is None else oldest / 1e6
+
+
+def _oldest_held(tx: StoreTx, row: Subscribed) -> float | None:
+    """The time of the event that has been held in an open letter longest; when it was held, if the event is gone."""
+    log = tx.logs.id_of(row.source)
+    times = []
+    for position, held_at in tx.sql.all("letter_open_first", {"subscription": row.id}):
+        time_us = tx.logs.oldest_above(log, position - 1) if log else None
+        times.append(held_at if time_us is None else min(held_at, time_us / 1e6))
+    return min(times, default=None)

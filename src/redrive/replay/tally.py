@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from redrive.policy.letters import shown_state
 from redrive.replay.select import Selection, select, subscription_of
-from redrive.replay.shelf import Count, Stats
+from redrive.replay.shelf import Count, Stats, counted
 from redrive.store.port import LetterRow, Store
 
 LOOKED_AT = 1_500  # letters: 15 ms
@@ -19,11 +20,14 @@ def tally(store: Store, selection: Selection, limit: int = LOOKED_AT) -> Stats:
     """
     if not selection.is_of_counters:
         letters, exact = first_of(store, selection, limit)
-        shared = Counter((one.subscription, one.state, one.reason, one.type, one.fingerprint) for one in letters)
+        shared = Counter(
+            (one.subscription, shown_state(one.state, one.reason), one.reason, one.type, one.fingerprint)
+            for one in letters
+        )
         return Stats(tuple(Count(*what, n) for what, n in shared.items()), exact)
     with store.reading() as tx:
         subscription_of(tx, selection)
-        counts = [Count(*row) for row in tx.sql.all("letter_counts")]
+        counts = [counted(row) for row in tx.sql.all("letter_counts")]
     return Stats(
         tuple(
             one

@@ -146,7 +146,7 @@ def check_declared(tx: StoreTx, subscription: Subscription, row: Subscribed) -> 
         raise UsageError(f"{name!r} was a {row.kind}, now it is a {subscription.kind}: give it a new name")
     if row.ordering != subscription.order:
         opened = tx.letters.counts(row.id)
-        if opened.get("retrying") or opened.get("dead"):
+        if opened.get("retrying") or opened.get("waiting") or opened.get("dead"):
             raise UsageError(
                 f"{name!r}: order changes from {row.ordering!r} to {subscription.order!r} while letters are open; "
                 "replay or discard them first (redrive dlq list)"

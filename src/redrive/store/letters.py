@@ -150,5 +150,5 @@ class Letters:
         return int(self._sql.value("letters_waiting", where))
 
     def counts(self, subscription: int) -> dict[str, int]:
-        """Letters per state, from the counters."""
+        """Letters per shown state, from the counters: open ones are `retrying`, `waiting` or `dead`."""
         return dict(self._sql.all("letter_counts_of", {"subscription": subscription}))

@@ -289,6 +289,14 @@ SELECT coalesce(
 SELECT s.name, c.state, c.reason, c.type, c.fingerprint, c.n FROM redrive_letter_counts c
 JOIN redrive_subscriptions s ON s.id = c.subscription
 
+-- name: letter_open_first
+-- The open letter of each stored state that has been open longest: its position, and since when it is held.
+SELECT position, parked_at FROM (SELECT position, parked_at FROM redrive_letters
+  WHERE state = 'retrying' AND subscription = :subscription ORDER BY id LIMIT 1) AS retrying
+UNION ALL
+SELECT position, parked_at FROM (SELECT position, parked_at FROM redrive_letters
+  WHERE state = 'dead' AND subscription = :subscription ORDER BY id LIMIT 1) AS dead
+
 -- name: open_letters
 SELECT id, position, lane, key, type, event_id, edits FROM redrive_letters
 WHERE subscription = :subscription AND state IN ('retrying', 'dead') ORDER BY position
@@ -992,10 +1000,14 @@ JOIN redrive_subscriptions s ON s.id = c.subscription WHERE c.state IN ('retryin
 GROUP BY s.name, c.state, c.reason
 
 -- name: metrics_letters_held
--- Of each subscription and state the open letter that was held first, and since when.
-SELECT s.name, o.state, (SELECT l.parked_at FROM redrive_letters l
-                         WHERE l.state = o.state AND l.subscription = s.id ORDER BY l.id LIMIT 1)
-FROM redrive_subscriptions s CROSS JOIN (SELECT 'retrying' AS state UNION ALL SELECT 'dead') AS o
+-- Of each subscription and shown state since when its oldest letter is held, among the first of the stored state.
+SELECT s.name, o.shown, (SELECT f.parked_at FROM (SELECT l.parked_at, l.reason FROM redrive_letters l
+                                                  WHERE l.state = o.state AND l.subscription = s.id
+                                                  ORDER BY l.id LIMIT :limit) AS f
+                         WHERE o.state = 'dead' OR (f.reason = 'behind_head') = (o.shown = 'waiting') LIMIT 1)
+FROM redrive_subscriptions s
+CROSS JOIN (SELECT 'retrying' AS state, 'retrying' AS shown UNION ALL SELECT 'retrying', 'waiting'
+            UNION ALL SELECT 'dead', 'dead') AS o
 
 -- name: metrics_due
 -- Letters whose time has come and that wait behind no other: heads of lanes, and those without one.

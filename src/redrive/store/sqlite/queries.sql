@@ -245,7 +245,9 @@ FROM json_each(?) asked CROSS JOIN redrive_letters l ON l.id = asked.value JOIN 
 LEFT JOIN redrive_edits d ON d.subscription = l.subscription AND d.position = l.position AND d.rev = l.edits
 
 -- name: letter_counts_of
-SELECT state, sum(n) FROM redrive_letter_counts WHERE subscription = :subscription GROUP BY state
+-- By the state that is shown (policy/letters.py, shown_state): what only waits behind another letter is not retrying.
+SELECT CASE WHEN state = 'retrying' AND reason = 'behind_head' THEN 'waiting' ELSE state END AS shown, sum(n)
+FROM redrive_letter_counts WHERE subscription = :subscription GROUP BY 1
 
 -- name: letter_replay
 UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :due_at, due_set_at = :now,

@@ -103,6 +103,8 @@ class LetterContract(StoreTests):
             replay = {"rev": head.rev + 1, "now": NOW, "due_at": NOW, "operation": None, "automatic": 0}
             tx.sql.run("letter_replay", {"id": number, **replay})
             assert tx.letters.counts(row.id) == {"retrying": 2}
+            tx.letters.add(row.id, [NewLetter((3, "id-3", "order.placed", None), "a", "retrying")], NOW)
+            assert tx.letters.counts(row.id) == {"retrying": 2, "waiting": 1}
             assert tx.sql.all("ledger_journal_gaps", {"subscription": row.id}) == []
 
     def test_pages_go_by_state_and_subscription_in_order(self) -> None:
