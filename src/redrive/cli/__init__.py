@@ -20,11 +20,14 @@ from redrive.errors import RedriveError, UsageError
 DONE, FAILED, USAGE, PARTLY = 0, 1, 2, 3
 MESSAGE_LINES_MAX, MESSAGE_LINE_MAX = 20, 1000  # of an error: a value of a megabyte is named in it, not shown
 
-# In the order of `redrive --help`: run, look, repair. A command's module is imported when it is asked for.
+# In the order of `redrive --help`. A command's module is imported when it is asked for.
 COMMANDS = {
     "run": ("run:run", "Run an app's subscriptions until SIGTERM or Ctrl-C."),
     "status": ("look:status", "Position, lag, letters and owner of every subscription."),
     "workers": ("workers:workers", "Who owns what, since when, with which version."),
+    "verify": ("look:verify", "Account for every event: applied, open, discarded, ignored or pending, once each."),
+    "doctor": ("doctor:doctor", "Look for what will hurt: machine, file, clock, settings, subscriptions, letters."),
+    "demo": ("demo:demo", "A small shop meets a flaky carrier, poison orders and a kill -9."),
     "dlq": ("dlq:dlq", "Dead letters by cause: what broke, how often, and who waits behind it."),
     "ops": ("ops:ops", "Bulk operations, the newest first; `redrive ops N` shows one."),
     "lanes": (
@@ -35,7 +38,13 @@ COMMANDS = {
     "scheduled": ("scheduled:scheduled", "Events that are appended later; without a command they are listed."),
     "explain": ("explain:explain", "One event's fate in every subscription, and why."),
     "state": ("explain:state", "The keyed state that a handler keeps for a key: who wrote it last, and its size."),
-    "verify": ("look:verify", "Account for every event: applied, open, discarded, ignored or pending, once each."),
+    "append": ("logs:append", "Append one event, durably."),
+    "export": ("transfer:export_log", "Write a log's events as CloudEvents 1.0, one JSON object to a line, in order."),
+    "import": (
+        "transfer:import_log",
+        "Append the CloudEvents of a file to a log; ids, times, types, keys, schemas and headers are kept.",
+    ),
+    "admit": ("admit:admit", "Let in the events that were over the intake limit of LOG, oldest first."),
     "pause": ("subscriptions:pause", "Take nothing in and retry nothing until `redrive resume`; survives restarts."),
     "resume": ("subscriptions:resume", "Let a paused subscription go on where it was."),
     "breaker": ("breaker:breaker", "How the dependencies are; open or close a breaker by hand."),
@@ -48,27 +57,26 @@ COMMANDS = {
     "rename": ("repair:rename", "Tell the store that a function has another name now."),
     "accept-from-now": ("repair:accept_from_now", "Let a subscription that asks for more types begin with new events."),
     "rekey": ("repair:rekey", "Move a subscription's open letters to the lanes of its new key function."),
-    "append": ("logs:append", "Append one event, durably."),
-    "export": ("transfer:export_log", "Write a log's events as CloudEvents 1.0, one JSON object to a line, in order."),
-    "import": (
-        "transfer:import_log",
-        "Append the CloudEvents of a file to a log; ids, times, types, keys, schemas and headers are kept.",
-    ),
-    "admit": ("admit:admit", "Let in the events that were over the intake limit of LOG, oldest first."),
     "copy": ("copy:copy", "Copy everything that redrive keeps from one store to another, in either direction."),
     "prune": ("prune:prune", "Delete what is settled and old."),
     "migrate": ("migrate:migrate", "Bring a Postgres database to the storage format of this version."),
-    "doctor": ("doctor:doctor", "Look for what will hurt: machine, file, clock, settings, subscriptions, letters."),
     "rules": ("rules:rules", "Keep and discard rules for letters."),
     "config": ("config:config", "The settings that hold, and where each came from."),
     "alerts": ("alerts:alerts", "Print alert rules for Prometheus."),
     "dashboard": ("alerts:dashboard", "Print a dashboard for Grafana."),
-    "demo": ("demo:demo", "A small shop meets a flaky carrier, poison orders and a kill -9."),
 }
+# The titles of the list in `redrive --help`, each before the command that its section begins with.
+TITLES = {
+    "run": "Run and check", "dlq": "Failed events", "events": "Events", "pause": "Subscriptions", "copy": "Store",
+    "rules": "Settings and monitoring",
+}  # fmt: skip
 
 
 @click.group(
-    cls=Commands, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
+    cls=Commands,
+    table=COMMANDS,
+    titles=TITLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @click.version_option(package_name="redrive", message="redrive %(version)s")
 @click.option("--store", metavar="FILE", help="The store; beats REDRIVE_STORE and redrive.toml.")

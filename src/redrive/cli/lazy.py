@@ -23,10 +23,20 @@ _OTHER_WORDS = {
 class Commands(click.Group):
     """Commands by name, each `module:attribute` of this package; one that is mistyped gets the nearest named."""
 
-    def __init__(self, *arguments: Any, table: Mapping[str, tuple[str, str]], **options: Any) -> None:
-        """`table`: by name, the place of each, and the first sentence of its help; "" for one that is not listed."""
+    def __init__(
+        self,
+        *arguments: Any,
+        table: Mapping[str, tuple[str, str]],
+        titles: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Take the commands by name: the place of each, and the first sentence of its help; "" if it is not listed.
+
+        `titles` divides the list into sections: by the command that a section begins with, its title.
+        """
         super().__init__(*arguments, **options)
         self._table = table
+        self._titles = titles or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All of them, in the order of the table."""
@@ -41,12 +51,19 @@ class Commands(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does it, without importing any."""
+        """As click does it, in sections with a title each, without importing any."""
         listed = {name: text for name, (_, text) in self._table.items() if text}
-        room = formatter.width - 6 - max(map(len, listed))
-        with formatter.section("Commands"):
-            short = [click.Command(name, help=text).get_short_help_str(room) for name, text in listed.items()]
-            formatter.write_dl([*zip(listed, short, strict=True)])
+        longest = max(map(len, listed))
+        room = formatter.width - 6 - longest
+        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        for name, text in listed.items():
+            if name in self._titles or not sections:
+                sections.append((self._titles.get(name, "Commands"), []))
+            short = click.Command(name, help=text).get_short_help_str(room)
+            sections[-1][1].append((name.ljust(longest), short))
+        for title, rows in sections:
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
