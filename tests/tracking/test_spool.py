@@ -173,6 +173,47 @@ def test_no_more_is_written_than_there_is_room_for(tmp_path: Path) -> None:
     mine.close()
 
 
+class SyncedDisk:
+    """What a power cut would leave: files as they were when they were synced, and folders likewise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: dict[str, bytes] = {}
+        self.names: dict[str, set[str]] = {}
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._note)
+
+    def _note(self, handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if os.path.isdir(path):
+            self.names[path] = {*os.listdir(path)}
+        else:
+            self.files[path] = Path(path).read_bytes()
+
+    def holds(self, path: Path) -> bytes:
+        """The content after a power cut; nothing if the name of the file was not synced."""
+        return self.files.get(str(path), b"") if path.name in self.names.get(str(path.parent), ()) else b""
+
+
+def test_written_entries_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SyncedDisk(monkeypatch)
+    mine = SpoolFolder(tmp_path / "spool", MANY).create("1-1")
+    for count in (1, 2):
+        mine.write([entry(count)], MANY)
+        left, _ = found_in(disk.holds(mine.path), tmp_path / mine.path.name)
+        assert len(left) == count
+    mine.close()
+
+
+def test_damaged_bytes_survive_a_power_cut_when_they_are_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = SpoolFolder(tmp_path / "spool", MANY).create("1-1")
+    disk = SyncedDisk(monkeypatch)
+    mine.set_aside([b"rubbish"])
+    assert disk.files[str(mine.path.with_suffix(".damaged"))] == b"rubbish\n"
+    mine.close()
+
+
 def test_files_and_folder_are_for_their_owner_alone(tmp_path: Path) -> None:
     mine = SpoolFolder(tmp_path / "spool", MANY).create("1-1")
     mine.write([entry(0)], MANY)
@@ -204,4 +245,31 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_the_file_readable(
     monkeypatch.setattr(os, "ftruncate", cut)
     assert mine.write([entry(2)], MANY) == 1
     assert [one.event.id for one in mine.read(10, MANY).entries] == ["id-0", "id-2"]
+    mine.close()
+
+
+def test_entries_of_a_refused_write_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write of three breaks off in the third, and the file cannot be cut back. What is written next is shorter."""
+    mine = SpoolFolder(tmp_path / "spool", MANY).create("1-1")
+
+    def nearly_all(handle: int, raw: bytes, offset: int) -> int:
+        real(handle, raw[:-5], offset)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    def no_cut(handle: int, size: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    for shorter in (1, 2):
+        real, cut = os.pwrite, os.ftruncate
+        monkeypatch.setattr(os, "pwrite", nearly_all)
+        monkeypatch.setattr(os, "ftruncate", no_cut)
+        with pytest.raises(OSError, match="no space"):
+            mine.write([entry(1, b'{"text":"long"}'), entry(2), entry(3)], MANY)
+        assert mine.read(10, MANY).entries == []
+        monkeypatch.setattr(os, "pwrite", real)
+        monkeypatch.setattr(os, "ftruncate", cut)
+        assert mine.write([entry(4, b'{"text":"' + b"long"[shorter:] + b'"}')], MANY) == 1
+        chunk = mine.read(10, MANY)
+        assert [one.event.id for one in chunk.entries] == ["id-4"]
+        mine.advance(chunk.upto)
     mine.close()

@@ -75,8 +75,11 @@ def salt_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def records(handle: int, begin: int, salt: int) -> Iterator[Whole | Broken]:
-    """What is in a file from an offset on, in order; damaged bytes that follow each other are one `Broken`."""
+def records(handle: int, begin: int, salt: int, size: int | None = None) -> Iterator[Whole | Broken]:
+    """What is in a file from an offset on, in order; damaged bytes that follow each other are one `Broken`.
+
+    `size`: bytes of the file that count; the rest is of a write that was refused.
+    """
     buffer, offset, at_end = b"", begin, False  # the buffer begins at this offset of the file
     at, broken = 0, b""
     while True:
@@ -84,7 +87,8 @@ def records(handle: int, begin: int, salt: int) -> Iterator[Whole | Broken]:
         if found is None:
             if at_end:
                 break
-            piece = os.pread(handle, PIECE, offset + len(buffer))
+            place = offset + len(buffer)
+            piece = os.pread(handle, PIECE if size is None else min(PIECE, size - place), place)
             at_end = not piece
             buffer, offset, at = buffer[at:] + piece, offset + at, 0
             continue
@@ -155,7 +159,7 @@ class SpoolFile:
         self._taken = 0
         self._size = os.fstat(handle).st_size
         self._tried = self._size  # below, an event may be in the store already: look before storing it
-        self._torn = False  # does it end in the middle of a line?
+        self._torn = False  # are there bytes behind the end, of a write that was refused?
         self._kept = False  # it is done with and yet must stay
 
     @property
@@ -170,18 +174,19 @@ class SpoolFile:
 
     def write(self, entries: Sequence[Entry], room: int) -> int:
         """Put down as many as there is room for, durably, and say how many that are; OSError: none of them."""
-        lines: list[bytes] = [b"\n"] if self._torn else []
-        extra = len(lines)
+        if self._torn:  # else a reader would find records of a write that was refused behind a shorter one
+            os.ftruncate(self._handle, self._size)
+            self._torn = False
+        lines: list[bytes] = []
         for entry in entries:
             lines.append(encode(entry, self._salt))
             room -= len(lines[-1])
             if room < 0:
                 lines.pop()
                 break
-        count = len(lines) - extra
-        if count:
+        if lines:
             self._append(b"".join(lines))
-        return count
+        return len(lines)
 
     def _append(self, raw: bytes) -> None:
         try:
@@ -196,14 +201,13 @@ class SpoolFile:
                 self._torn = False
             raise
         self._size += len(raw)
-        self._torn = False
 
     def read(self, count: int, bytes_max: int) -> Chunk:
         """The next to be taken in: at most so many, and no more once so many bytes are reached."""
         entries: list[Entry] = []
         broken: list[bytes] = []
         upto = self._taken
-        for found in records(self._handle, self._taken, self._salt):
+        for found in records(self._handle, self._taken, self._salt, self._size):
             upto = found.end
             if isinstance(found, Broken):
                 broken.append(found.raw)
