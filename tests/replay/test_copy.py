@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from redrive.store.copying import TABLES, cursor_of
 from redrive.store.port import Store
 from redrive.store.postgres import PostgresStore
 from redrive.store.sqlite import SqliteStore
+from redrive.testing import Harness
 from redrive.testing.failpoints import FailpointHit, failpoint
 from redrive.testing.fakes import FakeEnv
 from redrive.testing.servers import Databases
@@ -237,6 +238,23 @@ def test_a_worker_or_a_standby_at_the_source_is_refused(bank: Any, place: Place)
         copy(Operator(bank.app.runtime.store, bank.harness.env), Operator(store, FakeEnv()), lease=LEASE)
     with closing(place.open()) as store, store.reading() as tx:
         assert cursor_of(tx) is None
+
+
+def test_copy_stops_if_a_worker_has_started_meanwhile(bank: Any, place: Place) -> None:
+    """It owns nothing yet, so that neither marks nor counts of the source differ."""
+    live(bank, 2)
+    operator = source(bank)
+    with ExitStack() as stack:
+
+        def start(done: int, total: int) -> None:
+            if done == total:
+                env = FakeEnv(bank.harness.clock, owner="second-1")
+                stack.enter_context(Harness(App("unused.db"), bank.harness.path, env=env)).run_until_idle()
+
+        with closing(place.open()) as store, pytest.raises(UsageError, match="works on the source: stop every worker"):
+            copy(operator, Operator(store, FakeEnv()), lease=LEASE, told=start)
+    with closing(App(place.address)) as app, pytest.raises(UsageError, match="is not finished"):
+        app.operate().status()
 
 
 def test_one_that_has_died_is_no_worker_any_more_and_its_crash_is_remembered(bank: Any, place: Place) -> None:

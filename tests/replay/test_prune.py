@@ -223,6 +223,50 @@ def test_an_open_letter_and_an_unread_event_hold_events_back() -> None:
         assert "mail has an open letter at position 5" in plan.events[0].held_by
 
 
+def test_prune_keeps_the_event_of_a_letter_that_was_settled_lately() -> None:
+    post = Post(None)
+    with post.harness:
+        post.add(*OLD[:3], ("poison", None), *OLD[:3])
+        post.harness.clock.advance(40 * DAY)
+        post.add(("new", None), ("new", None))
+        post.app.operate("ada").letters.discard(1, "junk")
+        post.harness.run_until_idle()
+        plan = run_prune(post, "orders")
+        assert plan.events[0].held_by == "mail has a letter at position 4 that was settled since"
+        assert post.left() == [4, 5, 6, 7, 8, 9]
+        post.app.operate("ada").letters.reopen(1, "it was none")
+        post.harness.run_until_idle()
+        post.bad.clear()
+        post.app.operate("ada").letters.replay(1)
+        post.harness.run_until_idle()
+        assert post.mailed[-1] == 4
+
+
+@pytest.mark.parametrize("deed", ["reopen", "seek"])
+def test_prune_keeps_events_that_are_needed_again_since_the_plan(deed: str) -> None:
+    post = Post(None)
+    with post.harness:
+        post.add(*OLD[:3], ("poison", None), *OLD[:3])
+        post.app.operate("ada").letters.discard(1, "junk")
+        post.harness.run_until_idle()
+        post.harness.clock.advance(40 * DAY)
+        post.add(("new", None), ("new", None))
+        operator = post.app.operate("ada").operator
+        what = What(30 * DAY, None, ("orders",))
+        plan = plan_prune(operator.store, operator.now(), what)
+        assert (plan.events[0].upto, plan.events[0].events) == (7, 6)
+        if deed == "reopen":
+            post.app.operate("ada").letters.reopen(1, "it was none")
+        else:
+            post.app.operate("ada").subscriptions.pause("mail")
+            post.harness.run_until_idle()
+            post.app.operate("ada").subscriptions.seek("mail", 4, "again")
+        post.harness.run_until_idle()
+        prune(operator, what, plan)
+        assert post.left() == [4, 5, 6, 7, 8, 9]
+        assert all(one.sound for one in post.app.operate().verify())
+
+
 def test_a_discarded_letter_goes_with_its_event_and_stays_counted() -> None:
     post = Post(None)
     with post.harness:
