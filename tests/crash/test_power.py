@@ -127,3 +127,12 @@ def test_a_wal_cut_right_after_each_promise_still_keeps_it(run: Run, zygote: Zyg
         world = after_the_cut(zygote, tmp_path / str(number), run, size, b"")
         assert check_promises(world, run, size) > 0
         check_effects_agree_with_progress(world)
+
+
+def test_entry_is_acknowledged_only_after_its_landing_is_synced(zygote: Zygote, tmp_path: Path) -> None:
+    """The broker gives an acknowledged entry to nobody again: a power cut must not take its landing back."""
+    diary = tmp_path / "diary"
+    zygote.run("acknowledging:run", tmp_path / "stderr", path=str(tmp_path / "x.db"), diary=str(diary), rounds=3)
+    notes = json.loads(diary.read_text())
+    assert len(notes) == 3
+    assert [landed - synced for synced, landed in notes if synced < landed] == []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from redrive import App, Ctx, Event, Ignore, Reject, Tx, UsageError, no_retry
+from redrive.replay.prune import What, plan_prune, prune
 from redrive.testing import Harness, failpoint
 from redrive.testing.crashing import Crashed
 
@@ -35,6 +36,68 @@ def test_what_comes_after_the_old_position_is_emitted(bank: Any) -> None:
     late = bank.deposit("a", 2)
     bank.run()
     assert bank.emitted("balance.changed") == [1, late]
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_events_that_came_during_a_rebuild_are_emitted_in_one_batch_with_old_ones(batch: bool) -> None:
+    """Emissions of the events before the reset stay unmade, those of the events behind it are made."""
+    app = App("unused.db")
+    orders, sums = app.log("orders"), app.log("sums")
+
+    def add(given: Any, tx: Tx) -> None:
+        for event in given if batch else [given]:
+            tx.execute("INSERT INTO seen VALUES (?)", (event.position,))
+            tx.emit(sums, "seen", {"of": event.position}, key="k")
+
+    app.projection(orders, name="add", batch=batch, tables={"seen": "n INTEGER"})(add)
+    with Harness(app) as harness:
+        old = [harness.append(orders, "o", {}).position for _ in range(3)]
+        harness.run_until_idle()
+        assert [data["of"] for _, data in harness.emitted(sums)] == old
+        app.operate("ada").reset("add", "again")
+        new = [harness.append(orders, "o", {}).position for _ in range(2)]
+        harness.run_until_idle()
+        assert [data["of"] for _, data in harness.emitted(sums)] == old + new
+        assert harness.query("SELECT n FROM seen ORDER BY n") == [(at,) for at in old + new]
+        assert all(verdict.sound for verdict in app.operate().verify())
+
+
+def test_rebuild_emits_nothing_again_that_was_pruned_since(bank: Any) -> None:
+    """While the emitted events are in their log, their ids would keep them from being stored twice."""
+    for cents in (1, 2, 4):
+        bank.deposit("a", cents)
+    bank.run()
+    bank.harness.clock.advance(40 * 86_400)
+    bank.harness.append(bank.letters_sent, "other", {"of": 0}, key="a")
+    operator, what = bank.desk.operator, What(30 * 86_400.0, None, ("letters_sent",))
+    prune(operator, what, plan_prune(operator.store, operator.now(), what))
+    assert (bank.emitted("balance.changed"), bank.emitted("reminded")) == ([], [])
+    for name in ("balances", "remind"):
+        bank.desk.reset(name, "again")
+    late = bank.deposit("a", 8)
+    bank.run()
+    assert (bank.emitted("balance.changed"), bank.emitted("reminded")) == ([late], [late])
+    bank.check_sound()
+
+
+@pytest.mark.sqlite  # positions are given again, as after a restored backup of a file
+@pytest.mark.parametrize("kind", ["balances", "remind"])
+def test_reset_after_a_shorter_log_was_restored_silences_no_new_event(bank: Any, kind: str) -> None:
+    """The log ends earlier than what was settled of it; the events that get the free positions were never emitted."""
+    positions = [bank.deposit("a", cents) for cents in (1, 2, 4)]
+    bank.run()
+    name = {"balances": "balance.changed", "remind": "reminded"}[kind]
+    bank.harness.restart()
+    with bank.app.transaction() as tx:
+        tx.execute("DELETE FROM redrive_events WHERE position > ?", (positions[0],))
+        tx.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'redrive_events'", (positions[0],))
+    bank.desk.reset("balances", "a backup was restored")
+    bank.desk.reset("remind", "a backup was restored")
+    again = [bank.deposit("a", cents) for cents in (8, 16)]
+    assert again[0] <= positions[-1]
+    bank.run()
+    assert bank.emitted(name) == again
+    bank.check_sound()
 
 
 def test_an_event_that_was_dead_before_is_applied_and_emitted_by_the_rebuild(bank: Any) -> None:

@@ -275,6 +275,49 @@ def test_messages_that_were_deleted_unread_halt_the_reading_and_are_counted(shop
 
 
 @on_one_store
+@pytest.mark.parametrize(("low", "told"), [(5, ""), (6, "offsets 5 to 5 (1 messages) were deleted before")])
+def test_reading_halts_if_a_single_message_was_deleted_unread(shop: Shop, broker: Broker, low: int, told: str) -> None:
+    broker.say(10)
+    shop.run()
+    broker.say(10)
+    broker.cluster.trim(broker.topic, 0, low)
+    assert told in (said := shop.again().run()) and bool(said) == bool(told)
+    assert sorted(shop.given("id")) == broker.ids(range(10 if told else 20))
+
+
+@on_one_store
+def test_reading_halts_if_the_topic_has_lost_its_last_message(shop: Shop, broker: Broker) -> None:
+    broker.say(10)
+    shop.run()
+    broker.cluster.delete(broker.topic)
+    broker.cluster.make(broker.topic, PARTITIONS)
+    broker.said = 0
+    broker.say(9)
+    assert "partition 1" in (said := shop.again().run()) and "offset 4 was read, but it ends at 4" in said
+
+
+def test_consumer_reads_committed_messages_only(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mock cluster has no transactions: what a reader asks librdkafka for is all that can be looked at."""
+    asked: list[dict[str, Any]] = []
+
+    def consumer(settings: dict[str, Any]) -> Consumer:
+        asked.append(settings)
+        return Consumer(settings)
+
+    monkeypatch.setattr("redrive.kafka.reading.Consumer", consumer)
+    topic = Topic(broker.cluster.bootstrap, broker.topic, options=QUICK)
+    TopicReader(topic, "g").close()
+    [settings] = asked
+    wanted = {
+        "isolation.level": "read_committed", "enable.auto.commit": False, "enable.auto.offset.store": False,
+        "auto.offset.reset": "error", "check.crcs": True, "enable.partition.eof": True, "group.id": "g",
+    }  # fmt: skip
+    assert {name: settings[name] for name in wanted} == wanted
+    with pytest.raises(UsageError, match=r"isolation\.level"):
+        Topic(broker.cluster.bootstrap, broker.topic, options={"isolation.level": "read_uncommitted"})
+
+
+@on_one_store
 def test_what_was_deleted_of_a_partition_that_was_empty_at_first_is_missed_too(shop: Shop, broker: Broker) -> None:
     assert shop.run() == ""
     broker.say(6)
