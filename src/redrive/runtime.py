@@ -18,7 +18,7 @@ from redrive.observe import signals as sig
 from redrive.observe.signals import Signals
 from redrive.settings import Settings, load_settings, settings_path
 from redrive.store import forking
-from redrive.store.address import POSTGRES, is_postgres, shown
+from redrive.store.address import POSTGRES, check_name, check_postgres, is_postgres, is_scheme, shown
 from redrive.store.port import Migration, Store, StoreTx
 from redrive.store.sql import Row
 from redrive.tracking.place import spool_of
@@ -327,7 +327,10 @@ def _leave_alone(store: Store | None) -> None:
 
 def store_address(url: str | None) -> str:
     """The file or the database behind a store's name."""
-    return url if url and is_postgres(url) else store_path(url)
+    if url and is_postgres(url):
+        check_postgres(url)
+        return url
+    return store_path(url)
 
 
 def store_path(url: str | None) -> str:
@@ -338,7 +341,8 @@ def store_path(url: str | None) -> str:
             "A command takes --store FILE or --app MODULE:APP, too"
         )
     scheme, separator, rest = url.partition("://")
-    if not separator:
+    if not separator or not is_scheme(scheme):
+        check_name(url)
         return url
     if scheme == "sqlite":
         return rest.removeprefix("/") or MEMORY

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from redrive.errors import UsageError
+from redrive.masking import mask_text
 from redrive.policy.cron import check_cron
 from redrive.units import address, duration, rate, show_duration, size
 
@@ -52,7 +53,7 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True):
                     address(value)
             except (ValueError, msgspec.ValidationError) as error:
                 raise UsageError(
-                    f"{type(self).__name__}: {name}={value!r}{_advice(name, value, hint, error)}"
+                    mask_text(f"{type(self).__name__}: {name}={value!r}{_advice(name, value, hint, error)}")
                 ) from None
             if checked is not value:
                 msgspec.structs.force_setattr(self, name, checked)
@@ -320,7 +321,7 @@ def _convert(value: Any, hint: Any, name: _Path, origin: str, from_text: bool) -
             value = [part.strip() for part in value.split(",")]
         return msgspec.convert(value, hint, strict=not from_text)
     except (ValueError, msgspec.ValidationError) as error:
-        raise UsageError(f"{origin}: `{'.'.join(name)}`: {error} (found {value!r})") from error
+        raise UsageError(mask_text(f"{origin}: `{'.'.join(name)}`: {error} (found {value!r})")) from None
 
 
 def _is_list(hint: Any) -> bool:
@@ -360,7 +361,7 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
 
 def _table(value: Any, name: _Path, origin: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{origin}: `{'.'.join(name)}` is a table of options, not the value {value!r}")
+        raise UsageError(f"{origin}: `{'.'.join(name)}` is a table of options, not the value {mask_text(repr(value))}")
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redrive.replay.effective import masked
+from redrive.masking import mask
 from redrive.settings import Settings, load_settings
 
 PROGRAM = """
@@ -121,7 +121,7 @@ def test_settings_that_the_program_made_are_the_programs(inside: Any, folder: Pa
     ],
 )
 def test_a_password_in_a_store_is_masked(inside: Any, folder: Path, url: str, shown: str) -> None:
-    assert masked(url) == shown
+    assert mask(url) == shown
     for extra in ((), ("--json",), ("store",)):
         answer = inside("config", "show", *extra, "--store", url)
         assert answer.code == 0

@@ -15,7 +15,10 @@ URL = "redis://localhost:6379/0"
 WRONG: list[Any] = ["localhost:6379", "http://localhost", "redis://localhost:port", "redis://localhost/shop", "", None]
 
 
-@pytest.mark.parametrize("url", [*WRONG, "http://ada:secret@localhost"])
+CUT = ["redis://:12#secret@h", "redis://:12/secret@h", "redis://:12?secret=x@h", "redis://:a@secret@h"]  # not escaped
+
+
+@pytest.mark.parametrize("url", [*WRONG, *CUT, "http://ada:secret@localhost"])
 def test_an_address_that_is_none_is_refused(url: Any) -> None:
     for declare in (
         lambda: Stream(url, "orders"), lambda: LetterStream(url, name="dead"),

@@ -16,6 +16,7 @@ import click
 from redrive.cli.lazy import Commands
 from redrive.cli.render import line_width, plain, shortened, wrapped
 from redrive.errors import RedriveError, UsageError
+from redrive.masking import mask_text
 
 DONE, FAILED, USAGE, PARTLY = 0, 1, 2, 3
 MESSAGE_LINES_MAX, MESSAGE_LINE_MAX = 20, 1000  # of an error: a value of a megabyte is named in it, not shown
@@ -156,9 +157,9 @@ def _explain(message: str, code: int, debug: bool) -> int:
     if debug:
         import traceback
 
-        traceback.print_exc()
+        click.echo(mask_text(traceback.format_exc()), err=True, nl=False)
     width = line_width() - 2 if sys.stderr is not None and sys.stderr.isatty() else MESSAGE_LINE_MAX + 10
-    lines = message.splitlines()[:MESSAGE_LINES_MAX] or [""]
+    lines = mask_text(message).splitlines()[:MESSAGE_LINES_MAX] or [""]
     lines[0] = f"redrive: {lines[0]}"
     shown = [piece for line in lines for piece in wrapped(shortened(plain(line), MESSAGE_LINE_MAX), width)]
     for number, line in enumerate(shown):

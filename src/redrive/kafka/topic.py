@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from redrive.errors import UsageError
 from redrive.event import check_source
+from redrive.masking import mask_text
 from redrive.policy.retry import seconds_of
 from redrive.sinks.brokers import BrokerSink, Sender, check_format
 from redrive.sources.codec import Codec, Format, codec_of
@@ -94,6 +95,11 @@ class Topic(Source):
             raise UsageError(
                 f"topic {name!r}: options= takes a dict of librdkafka's options, not {type(options).__name__}"
             )
+        if "@" in bootstrap:
+            raise UsageError(
+                f"topic {name!r}: its brokers are HOST:PORT; user and password go into "
+                "options={'sasl.username': …, 'sasl.password': …}"
+            )
         for option in options or {}:
             if reason := _OURS.get(option):
                 raise UsageError(f"topic {name!r}: {option} cannot be set: {reason}")
@@ -119,7 +125,7 @@ class Topic(Source):
 
     def told(self, error: object) -> str:
         """What librdkafka says of an error, without what must not be shown."""
-        text = str(error)
+        text = mask_text(str(error))
         for option, value in self.options.items():
             if isinstance(value, str) and value and any(word in option for word in _SECRET):
                 text = text.replace(value, HIDDEN)

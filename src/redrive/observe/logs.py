@@ -15,6 +15,7 @@ from math import isinf
 
 from msgspec.structs import asdict
 
+from redrive.masking import mask_text
 from redrive.observe import signals as sig
 from redrive.observe.signals import Choosy, Signal, Signals
 
@@ -69,7 +70,7 @@ class LogListener(Choosy):
                 fields = asdict(signal)
                 if count > 1:
                     fields["count"] = count
-                text = " ".join([name, *[f"{field}={_short(value)}" for field, value in fields.items()]])
+                text = mask_text(" ".join([name, *[f"{field}={_short(value)}" for field, value in fields.items()]]))
                 # Not logger.log: it would walk the stack for every line to find out that it comes from here.
                 extra = {"redrive": {"signal": name, **fields}}
                 logger.handle(logger.makeRecord(logger.name, level, __file__, 0, text, (), None, extra=extra))
@@ -102,6 +103,14 @@ def _short(value: object) -> str:
 _quoted = json.JSONEncoder().encode  # json.dumps takes five times as long to find out that it has nothing to do
 
 
+class TextFormatter(logging.Formatter):
+    """Lines for people; a traceback of the program's may quote an address with its password."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line, and its traceback below it."""
+        return mask_text(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per line; control characters are escaped by JSON itself."""
 
@@ -116,7 +125,7 @@ class JsonFormatter(logging.Formatter):
         line |= _finite(fields) if isinstance(fields, dict) else {"message": record.getMessage()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return mask_text(json.dumps(line, default=str))
 
 
 def _finite(fields: dict[str, object]) -> dict[str, object]:
@@ -135,7 +144,7 @@ def log_to_stderr(log_format: str) -> None:
     if logger.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    text = TextFormatter("%(asctime)s %(levelname)-7s %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -18,6 +18,7 @@ import redis
 from redrive.codec import to_json
 from redrive.errors import EventError, MirrorDown, UsageError
 from redrive.failpoints import hit
+from redrive.masking import mask
 from redrive.mirrors.entry import NOTHING, Entry, decode, encode
 from redrive.mirrors.port import Mirror
 from redrive.redis.stream import check_url
@@ -209,19 +210,15 @@ def _address(address: str) -> tuple[str, str]:
     if not head.isdecimal():
         head, key = "0", f"{head}/{key}" if key else head
     if not key:
-        raise UsageError(f"{_shown(parts)}: add the stream: redis://HOST/DB/STREAM")
+        raise UsageError(f"{mask(address)}: add the stream: redis://HOST/DB/STREAM")
     return urlunsplit(parts._replace(path=f"/{head}")), key
-
-
-def _shown(parts: Any) -> str:
-    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
 def _connect(url: str) -> Redis:
     try:
         return redis.Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=10.0, health_check_interval=0)
-    except ValueError as error:
-        raise UsageError(f"that is no address of a Redis server: {error}") from None
+    except ValueError as error:  # the text of a wrong port is a part of the password
+        raise UsageError(f"{mask(url)} is no address of a Redis server: {type(error).__name__}") from None
 
 
 def _stream(source: str) -> str:

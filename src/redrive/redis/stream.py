@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from redrive.errors import UsageError
 from redrive.event import check_source
+from redrive.masking import mask_text
 from redrive.policy.partitions import PARTITIONS_MAX
 from redrive.policy.retry import seconds_of
 from redrive.sinks.brokers import BrokerSink, Sender, check_format
@@ -42,17 +43,27 @@ def check_url(name: str, url: str) -> str:
     if find_spec("redis") is None:
         raise UsageError(f"{name}: Redis and Valkey need a driver: pip install 'redrive[redis]'")
     try:
-        is_one = url.startswith(SCHEMES) and urlsplit(url).port != 0 and _names_a_database(url)
+        is_one = url.startswith(SCHEMES) and urlsplit(url).port != 0 and _names_a_database(url) and _is_whole(url)
     except (AttributeError, ValueError):  # no text, or a port that is no number
         is_one = False
     if not is_one:
-        raise UsageError(f"{name}: the address of its server is like redis://HOST:6379/0, or rediss://… or unix://…")
+        raise UsageError(
+            f"{name}: the address of its server is like redis://HOST:6379/0, or rediss://… or unix://…; "
+            "in its password, write @ as %40, / as %2F, ? as %3F, # as %23"
+        )
     options = parse_qs(urlsplit(url).query)
     if texts := sorted(TEXTS & options.keys()):
         raise UsageError(f"{name}: leave {texts[0]} out of the address: what is read and written are bytes")
     if options:
         _check_options(name, url)
     return url
+
+
+def _is_whole(url: str) -> bool:
+    """Does the server's part end where it seems to? In a password, each of / ? # and @ must be escaped."""
+    parts = urlsplit(url)
+    rest = parts.query if parts.scheme == "unix" else parts.path + parts.query
+    return not parts.fragment and "@" not in rest and parts.netloc.count("@") <= 1
 
 
 def _names_a_database(url: str) -> bool:
@@ -69,7 +80,9 @@ def _check_options(name: str, url: str) -> None:
         pool = redis.ConnectionPool.from_url(url)
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, ValueError, redis.RedisError) as error:
-        raise UsageError(f"{name}: an option in the address of its server is none of the driver's: {error}") from None
+        raise UsageError(
+            f"{name}: an option in the address of its server is none of the driver's: {mask_text(str(error))}"
+        ) from None
 
 
 class Stream(Source):

@@ -5,13 +5,13 @@ It reads what was loaded; it loads nothing itself. A password in the name of a s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import msgspec
 
+from redrive.masking import mask
 from redrive.policy.auto_replay import AutoReplay
 from redrive.policy.retry import Retry
 from redrive.policy.rules import named
@@ -20,8 +20,6 @@ from redrive.subscription import Subscription
 from redrive.units import duration, show_duration, show_size
 
 BUILT_IN = "built-in"
-_PASSWORD = re.compile(r"(?<=://)([^/?#@:]*):[^/?#]*@")
-_SECRET = re.compile(r"(?i)([?&][^=&]*(?:password|passwd|secret|token|key)[^=&]*=)[^&]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def effective(
         value, origin = getattr(settings, name), origins.get(name, BUILT_IN)
         if name == "store":
             value, origin = (value, origin) if value else (store, "program" if store else BUILT_IN)
-            value = None if value is None else masked(value)
+            value = None if value is None else mask(value)
         found.append(_option(name, _written(value, hints[name]), origin))
     for name in dict.fromkeys([*declared, *settings.subscriptions]):
         found += _of_subscription(name, settings.subscriptions.get(name), origins, declared.get(name))
@@ -117,15 +115,6 @@ def from_program(settings: Settings) -> dict[str, str]:
     defaults = msgspec.structs.asdict(Settings())
     given = msgspec.structs.asdict(settings)
     return {name: BUILT_IN if value == defaults[name] else "program" for name, value in given.items()}
-
-
-def masked(url: str) -> str:
-    """The name of a store without its passwords.
-
-    >>> masked("postgresql://ada:secret@db/shop?sslpassword=x&a=1")
-    'postgresql://ada:***@db/shop?sslpassword=***&a=1'
-    """
-    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def _option(name: str, value: Any, origin: str) -> Option:

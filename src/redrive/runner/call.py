@@ -27,11 +27,13 @@ from redrive.errors import (
     VersionConflict,
 )
 from redrive.event import Event
+from redrive.masking import mask_text
 from redrive.policy import outcome as out
 from redrive.policy.fingerprint import fingerprint
 from redrive.policy.outcome import Failure, Outcome
 
 TEXT_MAX = 8192  # bytes of an error's text that a letter keeps; an exception may hold 100 MB
+ADDRESS_MAX = 4_096  # characters read beyond that, so that an address at the end is masked before it is cut
 FRAMES_MAX = 50
 TRAILS_MAX = 64  # ways by which errors came that are worth remembering
 REMEMBERED_MAX = 200  # characters of a message worth remembering until the next attempt
@@ -55,7 +57,9 @@ def describe(error: BaseException, limit: int = TEXT_MAX) -> Failure:
 
 def _describe(module: str, kind: str, message: str, places: Places, limit: int, causes: str = "") -> Failure:
     stack, path = _stack(places)
-    trace = _storable(f"{causes}{stack}{kind}: {message}"[-limit:].rstrip(), limit)
+    message = mask_text(message)
+    # Masked before it is cut: what is left of an address may not look like one.
+    trace = _storable(mask_text(f"{causes}{stack}{kind}: {message}")[-limit:].rstrip(), limit)
     name, stored_name = _name(module, kind)
     return Failure(stored_name, message, trace, fingerprint(name, path, message))
 
@@ -85,7 +89,7 @@ def _text(error: BaseException, limit: int) -> str:
         text = str(error)
         if len(text) <= limit and text.isascii() and "\0" not in text:  # as nearly always
             return text
-        return _storable(text, limit)
+        return _storable(mask_text(text[: limit + ADDRESS_MAX]), limit)
     except Exception as broken:
         return f"<its __str__ raised {type(broken).__name__}>"
 

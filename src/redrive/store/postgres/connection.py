@@ -19,7 +19,8 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from redrive.errors import NotBegun, StoreBusy, StoreError, UsageError
-from redrive.store.address import shown
+from redrive.masking import mask_text
+from redrive.store.address import check_postgres, shown
 from redrive.store.postgres.params import translate
 
 Row = tuple[Any, ...]
@@ -202,7 +203,14 @@ def _refusal(word: str) -> UsageError:
 
 def options(url: str) -> dict[str, Any]:
     """How to connect: what the address says, else what we say."""
-    return {**NETWORK, **conninfo_to_dict(url), "autocommit": True, "cursor_factory": Guarded}
+    check_postgres(url)
+    try:
+        said = conninfo_to_dict(url)
+    except (psycopg.Error, UnicodeError):  # its text quotes the address, so it is not kept as the cause either
+        raise UsageError(
+            f"store {shown(url)}: libpq cannot read the address; is a parameter behind the ? misspelt?"
+        ) from None
+    return {**NETWORK, **said, "autocommit": True, "cursor_factory": Guarded}
 
 
 def configure(connection: Connection, settings: Iterable[str]) -> None:
@@ -219,6 +227,6 @@ def open_connection(url: str, settings: Iterable[str] = ()) -> Connection:
         connection = Connection.connect(**options(url))
         configure(connection, settings)
     except psycopg.Error as error:
-        said = " ".join(str(error).split())  # in several lines, with tabs
+        said = mask_text(" ".join(str(error).split()))  # in several lines, with tabs
         raise StoreError(f"cannot open the store {shown(url)}: {said}") from error
     return connection

@@ -1,0 +1,56 @@
+"""No command prints a password, whatever it is asked and however the address is spelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SERVER = "127.0.0.1:1"  # where nothing listens
+URLS = (
+    f"postgresql://ada:{{}}@{SERVER}/shop",
+    "postgresql://ada:{}",
+    f"postgresql://ada@{SERVER}/shop?pass%77ord={{}}",
+    f"postgresql://ada@{SERVER}/shop?sslpassword={{}}",
+    f"postgresql:/ada:{{}}@{SERVER}/shop",
+    "host=127.0.0.1 port=1 user=ada password={}",
+    f"redis://:{{}}@{SERVER}",
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check_unseen(text: str) -> None:
+    assert "Xq7f" not in text, text
+    assert "Zk9w" not in text, text
+
+
+@pytest.mark.parametrize(
+    "command", [("status",), ("workers",), ("doctor",), ("dlq",), ("verify",), ("status", "--json")]
+)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://ada:Xq7f#?Zk9w@127.0.0.1:1/shop",
+        "postgresql://ada:Xq7f%Zk9w@127.0.0.1:1/shop",
+        "postgresql://ada:Xq7fZk9w",
+        "host=127.0.0.1 port=1 password=Xq7fZk9w",
+    ],
+)
+def test_no_command_prints_the_password(inside: Any, command: tuple[str, ...], address: str) -> None:
+    for debug in ((), ("--debug",)):
+        answer = inside(*command, "--store", address, *debug)
+        assert answer.code != 0
+        check_unseen(answer.out + answer.err)
+
+
+@pytest.mark.parametrize("address", [url.format(f"Xq7f{middle}Zk9w") for url in URLS for middle in ("", "#", "?")])
+def test_config_show_prints_no_password(inside: Any, address: str) -> None:
+    for more in ((), ("--json",), ("store",)):
+        answer = inside("config", "show", *more, "--store", address)
+        check_unseen(answer.out + answer.err)
