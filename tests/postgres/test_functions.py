@@ -68,8 +68,27 @@ def test_a_savepoint_of_the_drivers_own_lets_a_function_go_on(app: App, harness:
         lambda tx: tx.connection.execute(b"  -- done\nROLLBACK"),
         lambda tx: tx.connection.cursor().execute(psycopg.sql.SQL("END")),
         lambda tx: tx.execute("INSERT INTO seen VALUES (7); COMMIT"),
+        lambda tx: tx.connection.cursor().executemany("COMMIT", [()]),
+        lambda tx: list(tx.connection.cursor().stream("COMMIT")),
+        lambda tx: tx.connection.execute("INSERT INTO seen VALUES (7); SAVEPOINT mine"),
+        lambda tx: tx.execute('SAVEPOINT U&"mine"'),
+        lambda tx: tx.executemany("ROLLBACK TO redrive_point", [()]),
+        lambda tx: tx.connection.cursor().executemany("RELEASE redrive_point", [()]),
     ],
-    ids=["commit()", "rollback()", "execute", "bytes", "cursor", "two statements"],
+    ids=[
+        "commit()",
+        "rollback()",
+        "execute",
+        "bytes",
+        "cursor",
+        "two statements",
+        "many",
+        "stream",
+        "savepoint among others",
+        "unreadable name",
+        "many savepoints",
+        "many of a cursor",
+    ],
 )
 def test_a_function_cannot_end_the_transaction(app: App, harness: Harness, end: Any) -> None:
     @app.projection(app.log("orders"), tables=TABLES, retry=no_retry)

@@ -161,6 +161,31 @@ def test_what_would_end_the_transaction_is_noticed(sql: str, control: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("sql", "point"),
+    [
+        ("SAVEPOINT mine", ("SAVEPOINT", "mine")),
+        ("/* x */ savepoint Mine;", ("SAVEPOINT", "mine")),
+        ('SAVEPOINT "Mi""ne"', ("SAVEPOINT", 'Mi"ne')),
+        ("SAVEPOINT savepoint", ("SAVEPOINT", "savepoint")),
+        ("RELEASE savepoint", ("RELEASE", "savepoint")),
+        ("RELEASE SAVEPOINT mine", ("RELEASE", "mine")),
+        ("ROLLBACK TO mine", ("ROLLBACK TO", "mine")),
+        ('ROLLBACK WORK TO SAVEPOINT "x"', ("ROLLBACK TO", "x")),
+        ("rollback transaction to savepoint X -- y", ("ROLLBACK TO", "x")),
+        ("SAVEPOINT " + "x" * 70, ("SAVEPOINT", "x" * 63)),
+        ("SAVEPOINT É", ("SAVEPOINT", "É")),
+        ('SAVEPOINT U&"x"', ("SAVEPOINT", "")),
+        ("INSERT INTO seen VALUES (1); RELEASE mine", ("RELEASE", "mine")),
+        ("ROLLBACK", None),
+        ("SELECT 'SAVEPOINT x'", None),
+        ("INSERT INTO release VALUES (1)", None),
+    ],
+)
+def test_statement_about_a_savepoint_is_noticed(sql: str, point: tuple[str, str] | None) -> None:
+    assert translate(sql, named=True).point == point
+
+
+@pytest.mark.parametrize(
     ("sql", "single"),
     [
         ("SELECT 1; -- done", True),

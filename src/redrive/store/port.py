@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from redrive.store.letters import Letters
     from redrive.store.log import Logs
     from redrive.store.news import News
+    from redrive.store.points import Points
     from redrive.store.progress import Progress
     from redrive.store.sql import Row, Sql
 
@@ -216,6 +217,11 @@ class StoreTx(Opened, Protocol):
     @property
     def lend(self) -> Callable[[], None] | None:
         """Call it if what follows is asked for by a program, which cannot be called again; None: that is the same."""
+        ...
+
+    @property
+    def points(self) -> Points:
+        """The savepoints of the function that runs."""
         ...
 
     def savepoint(self) -> None: ...

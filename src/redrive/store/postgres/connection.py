@@ -7,7 +7,6 @@ handed the same connection, may not.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -21,7 +20,8 @@ from psycopg.pq.abc import PGconn, PGresult
 from redrive.errors import NotBegun, StoreBusy, StoreError, UsageError
 from redrive.masking import mask_text
 from redrive.store.address import check_postgres, shown
-from redrive.store.postgres.params import translate
+from redrive.store.points import Points
+from redrive.store.postgres.params import Statement, translate
 
 Row = tuple[Any, ...]
 
@@ -89,6 +89,7 @@ class Connection(psycopg.Connection[Row]):
     trouble: BaseException | None = None  # after it the server refuses whatever follows
     facets: Any = None  # what the store made for this connection
     pipe: Any = None  # statements sent and not yet answered
+    points: Points | None = None  # the savepoints of the function that runs
     unsaid = ""  # how the transaction begins; said with its first statement, which saves a round trip
 
     def wait(self, *args: Any, **options: Any) -> Any:
@@ -172,8 +173,19 @@ class Guarded(Noting):
 
     def execute(self, query: Any, *args: Any, **options: Any) -> Any:
         """Run one statement."""
-        check_control(query)
-        return super().execute(query, *args, **options)
+        return super().execute(allowed(self.connection, query), *args, **options)
+
+    def executemany(self, query: Any, *args: Any, **options: Any) -> None:
+        """Run one statement for each row."""
+        super().executemany(allowed(self.connection, query), *args, **options)
+
+    def stream(self, query: Any, *args: Any, **options: Any) -> Any:
+        """Run one statement and return its rows as they come."""
+        return super().stream(allowed(self.connection, query), *args, **options)
+
+    def copy(self, statement: Any, *args: Any, **options: Any) -> Any:
+        """Run COPY."""
+        return super().copy(allowed(self.connection, statement), *args, **options)
 
 
 def note(connection: Any, error: BaseException) -> None:
@@ -182,19 +194,30 @@ def note(connection: Any, error: BaseException) -> None:
         connection.trouble = error
 
 
-def check_control(query: Any) -> None:
-    """Refuse what would tear effect and progress apart."""
-    if isinstance(query, bytes):
-        query = query.decode("utf-8", "replace")
-    if isinstance(query, composed.Composable):
-        query = query.as_string(None)
-    if isinstance(query, str) and (word := _control_of(query)):
-        raise _refusal(word)
+def allowed(connection: Any, query: Any) -> Any:
+    """A user's statement as it may run. Raise UsageError if it would tear effect and progress apart."""
+    text = query
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    if isinstance(text, composed.Composable):
+        text = text.as_string(None)
+    if not isinstance(text, str) or not (statement := translate(text, named=True)).is_special:
+        return query
+    if statement.control:
+        raise _refusal(statement.control)
+    return query if statement.point is None else point_of(connection, statement)
 
 
-@lru_cache(maxsize=2_000)
-def _control_of(query: str) -> str:
-    return translate(query, named=True).control
+def point_of(connection: Any, statement: Statement) -> str:
+    """A statement about a savepoint, with the name that its call has for it."""
+    assert statement.point is not None
+    verb, name = statement.point
+    if not statement.single:
+        raise UsageError(f"{verb} is one of several statements: run it by itself")
+    if not name:
+        raise UsageError(f"{verb}: the name of the savepoint cannot be read. Write it as a word, or in double quotes")
+    points = getattr(connection, "points", None)
+    return statement.text if points is None else points.renamed(verb, name)
 
 
 def _refusal(word: str) -> UsageError:

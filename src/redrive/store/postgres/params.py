@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from redrive.errors import UsageError
+from redrive.store.points import RELEASE, ROLLBACK_TO, SAVEPOINT
 
 STATEMENTS_MAX = 2_000  # translations kept; a program has fewer statements, unless it glues values into them
 
@@ -41,6 +43,10 @@ _COMMENT = re.compile(r"/\*|\*/")
 _CONTROL = ("BEGIN", "START", "COMMIT", "END", "ABORT")
 _WRITES = ("INSERT", "UPDATE", "DELETE", "MERGE")
 _WORDS = 3  # of a statement that tell whether it ends the transaction
+_POINT_MAX = 6  # parts of `ROLLBACK WORK TO SAVEPOINT x`, the longest statement about a savepoint, and one more
+_NAME_MAX = 63  # bytes: the server cuts longer names
+
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)  # to Postgres, only these have another case
 
 Params = Mapping[str, Any] | Sequence[Any]
 
@@ -55,6 +61,8 @@ class Statement:
     control: str  # the word, in any statement of it, that begins or ends a transaction: not for functions; else empty
     single: bool  # no second statement follows
     quiet: bool  # it writes and returns no rows
+    point: tuple[str, str] | None  # what it does, and to which savepoint; "" if the name cannot be read
+    is_special: bool  # it is refused, or changed, if a function runs it
 
     def bind(self, params: Any) -> Sequence[Any]:
         """The values in their order."""
@@ -85,7 +93,8 @@ def translate(sql: str, *, named: bool) -> Statement:
     parts: list[str] = []
     numbers: dict[str, int] = {}
     words: list[str] = []
-    control, verb, returning = "", "", False
+    parts_of_point: list[str] = []
+    control, verb, returning, point = "", "", False, None
     highest = native = 0
     ended, single = False, True
     for kind, part, inner in _tokens(sql):
@@ -100,8 +109,11 @@ def translate(sql: str, *, named: bool) -> Statement:
         if kind == "end":
             ended = ended or bool(words)
             control, words = control or _control(words), []
+            point, parts_of_point = point or _point(parts_of_point), []
         elif kind != "space":
             single = single and not ended
+            if len(parts_of_point) < _POINT_MAX:
+                parts_of_point.append(part)
             if kind == "word":
                 word = part.upper()
                 verb, returning = verb or word, returning or word == "RETURNING"
@@ -112,7 +124,9 @@ def translate(sql: str, *, named: bool) -> Statement:
         raise UsageError("the statement mixes parameters like $1 with others; write all of them in one way")
     names = tuple(numbers) if named else None
     count, control = given if named else max(highest, native), control or _control(words)
-    return Statement("".join(parts), names, count, control, single, verb in _WRITES and not returning)
+    point, quiet = point or _point(parts_of_point), verb in _WRITES and not returning
+    is_special = bool(control or point or not single)
+    return Statement("".join(parts), names, count, control, single, quiet, point, is_special)
 
 
 def _control(words: list[str]) -> str:
@@ -122,6 +136,25 @@ def _control(words: list[str]) -> str:
     if words[0] in (*_CONTROL, "ROLLBACK") or words[:2] == ["PREPARE", "TRANSACTION"]:
         return words[0]
     return ""
+
+
+def _point(parts: list[str]) -> tuple[str, str] | None:
+    """Return the verb and the name of a statement about a savepoint."""
+    words = [part.upper() for part in parts]
+    verb, name = words[0] if words else "", parts[1:]
+    if verb == "ROLLBACK" and "TO" in words[1:3]:
+        verb, name = ROLLBACK_TO, parts[words.index("TO") + 1 :]
+    elif verb not in (SAVEPOINT, RELEASE):
+        return None
+    if verb != SAVEPOINT and len(name) > 1 and name[0].upper() == "SAVEPOINT":
+        name = name[1:]
+    return verb, _name(name[0]) if len(name) == 1 else ""
+
+
+def _name(part: str) -> str:
+    """An identifier as the server compares it."""
+    name = part[1:-1].replace('""', '"') if part.startswith('"') else part.translate(_LOWER)
+    return name.encode()[:_NAME_MAX].decode("utf-8", "ignore")
 
 
 def _tokens(sql: str) -> Iterator[tuple[str, str, str]]:

@@ -20,6 +20,7 @@ import psycopg
 from psycopg import pq, waiting
 from psycopg.adapt import PyFormat, Transformer
 
+from redrive.store.points import CALL
 from redrive.store.port import LateError
 from redrive.store.postgres.connection import Connection, RawNoting, Unbegun, is_the_world, note
 
@@ -135,10 +136,10 @@ class Pipe:
         self.take = None
         self.is_undone = self._is_held and self.failed is None
         if self._held and self.is_undone:
-            self.control("SAVEPOINT redrive_call")
+            self.control(f"SAVEPOINT {CALL}")
             self._post()
-            self.control("ROLLBACK TO redrive_call")
-            self.control("RELEASE redrive_call")
+            self.control(f"ROLLBACK TO {CALL}")
+            self.control(f"RELEASE {CALL}")
         else:
             self._post()
 

@@ -11,13 +11,14 @@ from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 
 from redrive.errors import CommitRefused, CommitUnknown, StoreError, UsageError
+from redrive.store import points
 from redrive.store.books import Books
 from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
 from redrive.store.port import Function
-from redrive.store.postgres.connection import Connection, RawNoting, is_the_world
+from redrive.store.postgres.connection import Connection, RawNoting, is_the_world, point_of
 from redrive.store.postgres.params import Statement, translated
 from redrive.store.postgres.pipe import Pipe, Sent
 from redrive.store.postgres.sql import PostgresSql
@@ -31,7 +32,7 @@ FAILED = "a statement failed and was passed over, but Postgres refuses whatever 
 SAVEPOINT = "to go on after an error, put the statement into `with tx.connection.transaction():`"
 
 # Deferred constraints are checked and, by going back, deferred again. Refused: the savepoint of the caller's is undone.
-CHECK = "SAVEPOINT redrive_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO redrive_check; RELEASE redrive_check"
+CHECK = f"SAVEPOINT {points.CHECK}; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO {points.CHECK}; RELEASE {points.CHECK}"
 
 
 class PostgresTx:
@@ -43,6 +44,7 @@ class PostgresTx:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._pipe = connection.pipe = Pipe(connection)
+        self.points = connection.points = points.Points()
         self.sql: Sql = PostgresSql(connection)
         self.logs = Logs(self.sql, NoSpans(self.sql))
         self.progress = Progress(self.sql)
@@ -53,7 +55,9 @@ class PostgresTx:
 
     def execute(self, sql: str, params: Any = (), /) -> Any:
         """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""
-        statement = _allowed(translated(sql, params))
+        statement = translated(sql, params)
+        if statement.is_special:
+            return RawNoting(self.connection).execute(self._allowed(statement))
         values = statement.bind(params)
         take = self._pipe.take
         if take is not None and statement.quiet and (sent := take(statement.text, values)) is not None:
@@ -64,15 +68,18 @@ class PostgresTx:
         """Run a user's statement once for each of these parameters, in few round trips."""
         many, cursor = list(rows), RawNoting(self.connection)
         if many:
-            statement = _allowed(translated(sql, many[0]))
+            statement = translated(sql, many[0])
+            if statement.is_special:
+                self._allowed(statement)
             cursor.executemany(statement.text, [statement.bind(row) for row in many])
         return cursor
 
     def checked(self, function: Function) -> Function:
         """After an error the server refuses whatever follows: one that was passed over fails the call that made it."""
-        pipe, call = self._pipe, self._watched(function)
+        pipe, call, forget = self._pipe, self._watched(function), self.points.forget
 
         def patient(subject: Any, tx: Any) -> None:
+            forget()
             pipe.begin_asking()
             try:
                 call(subject, tx)
@@ -83,10 +90,11 @@ class PostgresTx:
 
     def pipelined(self, function: Function) -> Function:
         """The same for a function whose statements are sent without waiting for each, until `answers`."""
-        pipe, call = self._pipe, self._watched(function)
+        pipe, call, forget = self._pipe, self._watched(function), self.points.forget
         pipe.begin()
 
         def hasty(subject: Any, tx: Any) -> None:
+            forget()
             pipe.begin_call()
             try:
                 call(subject, tx)
@@ -96,6 +104,15 @@ class PostgresTx:
             pipe.end_call()
 
         return hasty
+
+    def _allowed(self, statement: Statement) -> str:
+        """A user's statement: one at a time, and none that ends the transaction."""
+        if statement.control or not statement.single:
+            raise UsageError(
+                f"{statement.control or 'a second statement'} is not for tx.execute: it takes one statement at a time, "
+                "and redrive itself commits"
+            )
+        return point_of(self.connection, statement)
 
     def _watched(self, function: Function) -> Function:
         pgconn = self.connection.pgconn
@@ -155,17 +172,17 @@ class PostgresTx:
 
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
-        self._pipe.control("SAVEPOINT redrive_point")
+        self._pipe.control(f"SAVEPOINT {points.POINT}")
 
     def keep(self) -> None:
         """What happened since the savepoint stays."""
-        self._pipe.control("RELEASE redrive_point")
+        self._pipe.control(f"RELEASE {points.POINT}")
 
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
         self._pipe.drain()
         self._pipe.failed = None
-        self._pipe.control("ROLLBACK TO redrive_point")
+        self._pipe.control(f"ROLLBACK TO {points.POINT}")
         self.connection.trouble = None
         self.logs.ended(committed=False)  # a log that was created since is gone too
 
@@ -216,6 +233,7 @@ class PostgresTx:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
         self.logs.ended(committed=False)
         self.connection.trouble, self.connection.unsaid = None, ""
+        self.points.forget()
         self._pipe.forget()
         if self.connection.closed:
             return
@@ -250,13 +268,3 @@ def _see_that_it_lives(pgconn: PGconn) -> None:
     waiting.register(pgconn.socket, select.POLLIN)
     while waiting.poll(0):
         pgconn.consume_input()
-
-
-def _allowed(statement: Statement) -> Statement:
-    """A user's statement: one at a time, and none that ends the transaction."""
-    if statement.control or not statement.single:
-        raise UsageError(
-            f"{statement.control or 'a second statement'} is not for tx.execute: it takes one statement at a time, "
-            "and redrive itself commits"
-        )
-    return statement

@@ -14,8 +14,9 @@ from typing import Any
 
 from redrive.context import Again, Ended
 from redrive.errors import StoreError, UsageError
+from redrive.store.points import PREFIX
 from redrive.store.port import Function
-from redrive.store.sqlite.connection import Connection, Lent, is_the_world
+from redrive.store.sqlite.connection import Connection, Lent, is_the_world, point_of
 
 # Not in queries.sql: these are about the user's own tables and triggers.
 _ENDING = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE sql LIKE '%ROLLBACK%')"
@@ -40,12 +41,14 @@ class Careful(Lent):
         """As the driver's, which commits first: the guard refuses that, unless there is nothing to commit."""
         return self.run(super().executescript, script)
 
-    def run(self, way: Callable[..., Any], *arguments: Any) -> Any:
+    def run(self, way: Callable[..., Any], sql: str, *arguments: Any) -> Any:
         """Refuse what follows the end; else run it, and remember its error if that has ended the transaction."""
         if self.trouble is not None:
             raise StoreError(f"SQLite ended the transaction by itself ({self.trouble}); nothing was written")
+        if self.points is not None and PREFIX not in sql and (point := point_of(sql)) is not None:
+            sql = self.points.renamed(*point)
         try:
-            return way(*arguments)
+            return way(sql, *arguments)
         except sqlite3.Error as error:
             if self.is_begun and not self.in_transaction:
                 self.trouble = error
@@ -70,9 +73,12 @@ class _Cursor(sqlite3.Cursor):
 def watched(connection: Connection, function: Function) -> Function:
     """A function whose calls are looked at: one that has ended the transaction is told by `Ended`, with its error."""
     assert isinstance(connection, Careful)
+    forget = connection.points.forget if connection.points is not None else None
 
     def call(subject: Any, tx: Any) -> None:
         raised: BaseException | None = None
+        if forget is not None:
+            forget()
         try:
             function(subject, tx)
         except Again:

@@ -6,6 +6,7 @@ choice per process: the stdlib's, which users, Django and SQLAlchemy use too.
 
 from __future__ import annotations
 
+import re
 import signal
 import sqlite3
 import threading
@@ -13,10 +14,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any, Literal
 from weakref import ref
 
 from redrive.errors import StoreBusy, StoreError, UsageError
+from redrive.store.points import PREFIX, RELEASE, ROLLBACK_TO, SAVEPOINT, Points
 from redrive.store.sqlite.numbered import IS_NEEDED, Numbered
 
 Connection = sqlite3.Connection
@@ -71,19 +74,49 @@ _OURS = {"query_only", "locking_mode", "journal_mode", "wal_autocheckpoint"}
 # A savepoint outside of a transaction begins one; a table is made by an insert into the schema.
 _WRITES = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_SAVEPOINT}
 
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)  # SQLite compares names without the case of these
+
 _HARMLESS = ("ROLLBACK", "SELECT")  # to a savepoint, or by ourselves; what merely speaks of it
+
+
+_NAME = r"""(?P<name> "(?:[^"]|"")*" | '(?:[^']|'')*' | `(?:[^`]|``)*` | \[[^]]*\] | [^\s;"'`\[/-]+ )"""
+_SPACE = r"(?> [\s;] | --[^\n]*(?:\n|\Z) | /\*.*?(?:\*/|\Z) )"
+_POINT = re.compile(
+    rf"""{_SPACE}*+ (?: (?P<verb>SAVEPOINT) | (?P<release>RELEASE) (?:{_SPACE}+ SAVEPOINT)?
+    | (?P<undo>ROLLBACK) (?:{_SPACE}+ TRANSACTION)? {_SPACE}+ TO (?:{_SPACE}+ SAVEPOINT)? )
+    {_SPACE}*+ {_NAME} {_SPACE}*+ """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+
+
+def point_of(sql: str) -> tuple[str, str] | None:
+    """Return the verb and the name of a statement about a savepoint.
+
+    The Guard refuses statements whose spelling is not known here.
+    """
+    found = _POINT.fullmatch(sql)
+    if found is None:
+        return None
+    verb = SAVEPOINT if found["verb"] else RELEASE if found["release"] else ROLLBACK_TO
+    name, quote = found["name"], found["name"][0]
+    if quote in "\"'`":
+        name = name[1:-1].replace(quote * 2, quote)
+    elif quote == "[":
+        name = name[1:-1]
+    return verb, name.translate(_LOWER)
 
 
 class Guard:
     """Refuses COMMIT and ROLLBACK, and to set what the connection is for, unless the engine itself asks.
 
-    So is what would be written behind the end of a transaction, as far as it is prepared there; see ISOLATION.
+    Writes after the end of a transaction are refused, as far as they are prepared there; see ISOLATION. Savepoints are
+    refused whose names were not drawn by this process; see points.py.
     """
 
-    __slots__ = ("connection", "engine", "has_refused")
+    __slots__ = ("connection", "engine", "has_refused", "is_reader")
 
     def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+        self.connection, self.is_reader = connection, isinstance(connection, Reader)
         self.engine = self.has_refused = False
 
     def __call__(self, action: int, first: str | None, second: str | None = None, *_: Any) -> int:
@@ -91,7 +124,8 @@ class Guard:
             return sqlite3.SQLITE_OK
         sets = action == sqlite3.SQLITE_PRAGMA and second is not None and (first or "").lower() in _OURS
         is_outside = action in _WRITES and not self.connection.in_transaction
-        if action == sqlite3.SQLITE_TRANSACTION or sets or is_outside:
+        is_named = action == sqlite3.SQLITE_SAVEPOINT and not (second or "").startswith(PREFIX) and not self.is_reader
+        if action == sqlite3.SQLITE_TRANSACTION or sets or is_outside or is_named:
             self.has_refused = True
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
@@ -113,11 +147,15 @@ class Lent(Numbered if IS_NEEDED else sqlite3.Connection):  # type: ignore[misc]
     sighted: Callable[[str], None] | None = None  # told of a statement that may end the transaction, before it runs
     is_begun = False  # are we between BEGIN and the end? kept by whoever looks at `trouble`
     trouble: sqlite3.Error | None = None  # what ended the transaction; see careful.py
+    points: Points | None = None  # the savepoints of the function that runs
 
     def __call__(self, sql: str, /) -> Any:
         """Prepare a statement, as sqlite3 asks for it: only if it is not among those it has kept."""
-        if self.sighted is not None and "ROLLBACK" in (text := sql.upper()) and not text.lstrip().startswith(_HARMLESS):
-            self.sighted(text)
+        if self.sighted is not None:
+            text = sql.upper()
+            ends = "ROLLBACK" in text and not text.lstrip().startswith(_HARMLESS)
+            if ends or (point_of(sql) is not None and PREFIX not in sql):
+                self.sighted(text)
         return super().__call__(sql)
 
     def close(self) -> None:

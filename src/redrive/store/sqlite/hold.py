@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from redrive.context import Tx
+from redrive.store.points import CALL
 from redrive.store.sqlite.connection import Connection, is_the_world
 
 HELD_MAX = 128  # statements of calls that have ended: a batch that is late stops soon, and more would gain nothing
@@ -172,7 +173,7 @@ class Hold:
     def _touch(self) -> None:
         """What follows is done at once, behind everything that was held. It cannot be taken back."""
         if self._is_trial and self._ran_for is None:
-            self._connection.execute("SAVEPOINT redrive_call")
+            self._connection.execute(f"SAVEPOINT {CALL}")
         self._ran, self._ran_for = ANYTHING, self._user.event
         self.run()
         if self._has_failed:
@@ -210,11 +211,11 @@ class Hold:
             return True
         self.run()
         if mine and not self._has_failed:
-            self._connection.execute("SAVEPOINT redrive_call")
+            self._connection.execute(f"SAVEPOINT {CALL}")
             self._run(mine)
             if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK TO redrive_call")
-                self._connection.execute("RELEASE redrive_call")
+                self._connection.execute(f"ROLLBACK TO {CALL}")
+                self._connection.execute(f"RELEASE {CALL}")
         return not self._has_failed
 
     def put_off(self) -> list[Held] | None:
@@ -226,7 +227,7 @@ class Hold:
         """Would these statements go well now? Nothing of them is left."""
         if not asked:
             return True
-        self._connection.execute("SAVEPOINT redrive_call")
+        self._connection.execute(f"SAVEPOINT {CALL}")
         try:
             for one in asked:
                 self._connection.execute(one.sql, one.parameters)
@@ -236,16 +237,16 @@ class Hold:
             return False
         finally:
             if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK TO redrive_call")
-                self._connection.execute("RELEASE redrive_call")
+                self._connection.execute(f"ROLLBACK TO {CALL}")
+                self._connection.execute(f"RELEASE {CALL}")
         return True
 
     def has_repeated(self, asked: Sequence[Held]) -> bool:
         """Did the trial ask for the same statements and for nothing else? Then none of them was run."""
         mine, has_run, has_failed = self._held, self._ran_for is not None, self._has_failed
         if has_run and self._connection.in_transaction:
-            self._connection.execute("ROLLBACK TO redrive_call")
-            self._connection.execute("RELEASE redrive_call")
+            self._connection.execute(f"ROLLBACK TO {CALL}")
+            self._connection.execute(f"RELEASE {CALL}")
         self.forget()
         if has_run or has_failed or len(mine) != len(asked):
             return False

@@ -59,6 +59,8 @@ class SqliteStage(AbstractContextManager["SqliteStage"]):
         self._is_busy = False
         self._guard = tx.guard = StageGuard(tx.connection)
         tx.connection.set_authorizer(self._guard)
+        tx.be_careful()  # gives a function's savepoints names of their own
+        tx.is_careful = False  # `has_ended` says whether a call has ended the transaction
         tx.connection.execute("PRAGMA busy_timeout = 0")  # the store waits for the write lock, see _begin
         tx.connection.execute("PRAGMA temp_store = MEMORY")
 

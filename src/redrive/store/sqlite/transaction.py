@@ -13,6 +13,7 @@ from redrive.store.guards import Guards
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
 from redrive.store.log import Logs
+from redrive.store.points import POINT, Points
 from redrive.store.port import Function
 from redrive.store.progress import Progress
 from redrive.store.sql import Sql, queries_of
@@ -43,6 +44,9 @@ class SqliteTx:
         self._bind()
         self.hold = Hold(connection)
         self.guard = Guard(connection)
+        self.points = Points()
+        if isinstance(connection, Lent):  # else it is the simulator's
+            connection.points = self.points
         connection.set_authorizer(self.guard)
         self.sql = Sql(connection, queries())
         self.logs = Logs(self.sql)
@@ -63,6 +67,7 @@ class SqliteTx:
         connection = self.connection
         if isinstance(connection, Lent):  # else it is the simulator's
             connection.__class__ = Careful if yes else Lent
+            self.points.forget()
             connection.is_begun, connection.trouble, self.is_careful = connection.in_transaction, None, yes
             self._bind()
 
@@ -130,15 +135,16 @@ class SqliteTx:
     def savepoint(self) -> None:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
         self.hold.run()
-        self.connection.execute("SAVEPOINT redrive_point")
+        self.points.forget()
+        self.connection.execute(f"SAVEPOINT {POINT}")
 
     def keep(self) -> None:
         """What happened since the savepoint stays."""
         self.hold.run()
-        self.connection.execute("RELEASE redrive_point")
+        self.connection.execute(f"RELEASE {POINT}")
 
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
         self.hold.drop()
-        self.connection.execute("ROLLBACK TO redrive_point")
+        self.connection.execute(f"ROLLBACK TO {POINT}")
         self.logs.ended(committed=False)  # a log that was created since is gone too, and its number will be another's
