@@ -76,6 +76,10 @@ class NotBegun(StoreError):
     """The connection was lost before anything was done on it: to do it on another is safe."""
 
 
+class StoreGone(StoreError):
+    """The store's file is not in its place any more; nothing was written."""
+
+
 class CommitUnknown(StoreError):
     """COMMIT was sent and no answer came: it may have happened. Look before acting."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from redrive.context import Again
-from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, TransactionEnded, UsageError
+from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, StoreGone, TransactionEnded, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store import forking
@@ -47,6 +47,7 @@ from redrive.store.sqlite.connection import (
 )
 from redrive.store.sqlite.flush import Flush
 from redrive.store.sqlite.migrate import migrate
+from redrive.store.sqlite.place import Place, check_free
 from redrive.store.sqlite.stage import SqliteStage
 from redrive.store.sqlite.transaction import SqliteTx, queries
 from redrive.store.writer import Writer
@@ -63,6 +64,7 @@ BUSY_PAUSE_MIN, BUSY_PAUSE_MAX = 0.0002, 0.001
 
 def exists_file(path: str) -> bool:
     """Is there a file with a store in it? Nothing is created or changed by asking."""
+    check_free(path)
     return Path(path).is_file() and holds_store(path)
 
 
@@ -82,7 +84,10 @@ class SqliteStore:
         self._mutex = threading.Lock()
         self._holder: int | None = None
         self._current: SqliteTx | None = None
+        self._place = None if path == ":memory:" else Place(path)
         with forking.opening:
+            if self._place is not None:
+                check_free(path)
             self._open_writing()
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
@@ -97,6 +102,8 @@ class SqliteStore:
 
     def _open_writing(self) -> None:
         self._full = SqliteTx(self._open("FULL"))
+        if self._place is not None:
+            self._place.note()
         self._normal = self._full if self.path == ":memory:" else SqliteTx(self._open("NORMAL"))
         for tx in (self._full, self._normal):
             wait_for_nobody(tx.connection)
@@ -135,12 +142,28 @@ class SqliteStore:
     def _open(self, synchronous: str, *, read_only: bool = False) -> Connection:
         with forking.opening:
             try:
-                return open_connection(
-                    self.path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only
+                self._check_place()
+                path = self.path if self._place is None else self._place.path
+                connection = open_connection(
+                    path, synchronous=synchronous, busy_timeout=self._busy_timeout, read_only=read_only
                 )
+                try:
+                    self._check_place()  # once more: another file may have been opened
+                except StoreError:
+                    let_go(connection)
+                    raise
+                return connection
             except StoreError as error:
                 error.of(self)
                 raise
+
+    def _check_place(self) -> None:
+        """Raise `StoreGone` if the file is not at its path any more."""
+        if self._place is not None:
+            try:
+                self._place.check()
+            except StoreGone as gone:
+                raise gone.of(self)
 
     # ------------------------------------------------------------ transactions
 
@@ -184,6 +207,7 @@ class SqliteStore:
 
     def _begin(self, tx: SqliteTx) -> None:
         """Take the write lock. SQLite's own waiting grows to 100 ms steps; another process holds it for one or two."""
+        self._check_place()
         read_plainly(tx.connection)
         tx.letters.sieve.begin()
         give_up = time.monotonic() + self._busy_timeout
@@ -256,6 +280,7 @@ class SqliteStore:
         if self.path == ":memory:":
             yield self._full
             return
+        self._check_place()
         try:
             tx = self._readers.pop()
         except IndexError:
@@ -309,8 +334,9 @@ class SqliteStore:
                 return
         with self._mutex:
             try:
+                self._check_place()
                 self._full.control(BEGIN)
-            except sqlite3.Error:
+            except (sqlite3.Error, StoreGone):
                 return  # somebody else writes: next time
             try:
                 hit("checkpoint.begun")
