@@ -19,7 +19,7 @@ WAL_IN_USE = ["128", "128"]
 class Place:
     """A path, and the file that was found there when the store was opened."""
 
-    __slots__ = ("path", "_found")
+    __slots__ = ("_found", "path")
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)  # the program may change its folder
@@ -73,9 +73,9 @@ def check_free(path: str) -> None:
     # In this order: a process that makes the store at this moment makes the file before the WAL.
     if os.path.exists(wal) and not _is_filled(path):
         raise StoreGone(
-            f"cannot open the store {path}: the file is missing or empty, and {wal} belongs to it, perhaps with commits "
-            f"that are nowhere else. Stop all processes that use it, and put {path} back, or remove {wal} and {path}-shm "
-            "to start with an empty store"
+            f"cannot open the store {path}: the file is missing or empty, and {wal} belongs to it, perhaps with "
+            f"commits that are nowhere else. Stop all processes that use it, and put {path} back, or remove {wal} and "
+            f"{path}-shm to start with an empty store"
         )
 
 

@@ -163,7 +163,8 @@ class SqliteStore:
             try:
                 self._place.check()
             except StoreGone as gone:
-                raise gone.of(self)
+                gone.of(self)
+                raise
 
     # ------------------------------------------------------------ transactions
 
