@@ -13,14 +13,18 @@ from redrive.policy.lanes import Head, Lanes
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
 from redrive.runner.handle import Group
-from redrive.testing import make_event
+from redrive.runner.holds import KeyHolds
+from redrive.testing import FakeClock, make_event
 
 LANES = st.sampled_from(["a", "b", "c", "d", None])
 
 
 def duty() -> Duty:
-    order = SimpleNamespace(order="key")
-    return cast("Duty", SimpleNamespace(lanes=Lanes(), horizon=0, suspects=set(), subscription=order))
+    order, holds = SimpleNamespace(order="key"), KeyHolds(1, FakeClock(), are_lanes=True)
+    return cast(
+        "Duty",
+        SimpleNamespace(lanes=Lanes(), horizon=0, suspects=set(), holds=holds, subscription=order),
+    )
 
 
 def work(position: int, lane: str | None) -> Work:

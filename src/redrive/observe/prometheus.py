@@ -15,7 +15,7 @@ from redrive.errors import UsageError
 from redrive.observe import metrics as m
 from redrive.observe.metrics import HEARD, SCRAPED, TOLD, Heard, Labels, Metric
 from redrive.observe.signals import Patient, Signal, Signals
-from redrive.policy.action import BEHIND_HEAD, FAILING, REASONS
+from redrive.policy.action import BEHIND_HEAD, FAILING, HELD, REASONS
 from redrive.policy.healing import Cause, Ending
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Metrics(Patient):
             for metric in TOLD:
                 if metric.labels == ("subscription",):
                     self._child(metric, (name,))
-            for reason in set(REASONS) - {FAILING, BEHIND_HEAD}:  # those two are not dead yet
+            for reason in set(REASONS) - {FAILING, HELD, BEHIND_HEAD}:  # those are not dead yet
                 self._child(m.BURIED, (name, reason))
             for how in ("retry", "replay"):
                 self._child(m.RECOVERED, (name, how))

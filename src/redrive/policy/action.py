@@ -24,11 +24,12 @@ RATE_LIMITED = "rate_limited"  # not called yet: its key had reached the limit
 RETRY_LIMITED = "retry_limited"  # not tried again: the retry budget was spent, and `retry_budget_over = "bury"`
 ID_COLLISION = "id_collision"  # a broker gave two different messages under one id
 LOST_AT_SOURCE = "lost_at_source"  # a broker deleted it before it was read
+HELD = "held"  # not called: an operator holds its key
 BEHIND_HEAD = "behind_head"  # waits for an earlier letter of its lane; nothing is wrong with it
 
 REASONS = (
     FAILING, REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BREAKER_OPEN,
-    RATE_LIMITED, RETRY_LIMITED, ID_COLLISION, LOST_AT_SOURCE, BEHIND_HEAD,
+    RATE_LIMITED, RETRY_LIMITED, ID_COLLISION, LOST_AT_SOURCE, HELD, BEHIND_HEAD,
 )  # fmt: skip
 
 

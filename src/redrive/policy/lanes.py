@@ -38,13 +38,14 @@ def rebased(head: Head, now: float, delay_max: float) -> Head:
 class Lanes:
     """Open letters of one subscription, by lane; letters without a lane wait for nobody."""
 
-    __slots__ = ("_due", "_heads", "_loose", "_noticed", "_sizes")
+    __slots__ = ("_due", "_heads", "_held", "_loose", "_noticed", "_sizes")
 
     def __init__(self, rows: Iterable[tuple[str | None, Head, int]] = (), *, now: float = 0.0, delay_max: float = 0.0):
         self._heads: dict[str, Head] = {}
         self._loose: dict[int, Head] = {}
         self._sizes: dict[str, int] = {}
         self._due: list[tuple[float, int, str | None]] = []
+        self._held: dict[int, tuple[str | None, Head]] = {}  # heads that a hold keeps back, as they were before
         self._noticed = now
         for lane, head, size in rows:
             self.put(lane, rebased(head, now, delay_max), size)
@@ -93,6 +94,20 @@ class Lanes:
             for head in list(self._loose.values()):
                 self.put(None, rebased(head, now, delay_max))
         self._noticed = now
+
+    def hold(self, lane: str | None, head: Head, until: float) -> None:
+        """A hold keeps this head back: it is due when the hold ends, or as before once it is released."""
+        if self.head(lane, head.letter) == head:
+            self._held.setdefault(head.letter, (lane, head))
+            self.put(lane, head._replace(due_at=until))
+
+    def release(self) -> None:
+        """The holds have changed: heads that one kept back are due as before."""
+        held, self._held = self._held, {}
+        for lane, before in held.values():
+            head = self.head(lane, before.letter)
+            if head is not None and head.rev == before.rev:
+                self.put(lane, before)
 
     def drop_loose(self, letter: int) -> None:
         """A letter in a lane of its own is settled or dead: nothing waits for it."""

@@ -97,7 +97,7 @@ class Blocked(Struct, frozen=True):
 
 
 class Held(Struct, frozen=True):
-    """It was not called, and is not to wait in memory: the breaker or the limit of its key lets it through later."""
+    """It was not called, and is not to wait in memory: its key's breaker, limit or hold lets it through later."""
 
     reason: str
     seconds: float

@@ -1,4 +1,4 @@
-"""The letter desk: replay, discard, resolve, edit, reopen.
+"""The letter desk: replay, now, postpone, discard, resolve, edit, reopen.
 
 Every deed works with no worker running, and from another process. A letter is changed by its id and
 revision only; an attempt that was under way loses, drops its effects and leaves its outcome in the history.
@@ -16,9 +16,11 @@ from redrive.observe.signals import Signals
 from redrive.policy.action import BAD_KEY
 from redrive.policy.letters import OPEN, State
 from redrive.replay.deed import NO_TICKET, Nothing, Operator, Receipt, Refusal, Ticket, need_reason
+from redrive.replay.holds import Until, hold_on, moment_to, release_hint, told
 from redrive.replay.shelf import LetterShelf
 from redrive.runner.call import find_key
 from redrive.sources.refusal import REASONS
+from redrive.store.holds import set_due
 from redrive.store.port import LetterRow, Store, StoreTx
 from redrive.types import EventTypes
 
@@ -66,6 +68,27 @@ class LetterDesk(LetterShelf):
             return why or _lost(tx.sql.run("letter_replay", {"id": letter.id, "rev": letter.rev, **values}))
 
         return self._do("replay", targets, reason, change, within)
+
+    def now(self, targets: Targets, reason: str = "") -> Receipt:
+        """Make retrying letters due at once; the attempts that they have made stay counted."""
+
+        def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
+            why = _not_waiting(tx, letter, now)
+            return why or _lost(set_due(tx.sql, letter.id, letter.rev, now, now))
+
+        return self._do("now", targets, reason, change)
+
+    def postpone(self, targets: Targets, until: Until, reason: str = "") -> Receipt:
+        """Make retrying letters due then: a duration ("2h"), a time, or seconds since 1970. No attempt is spent."""
+        due_at = moment_to(until, self._operator.now())
+
+        def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
+            why = _not_waiting(tx, letter, now) or _lost(set_due(tx.sql, letter.id, letter.rev, due_at, now))
+            if not why:
+                self._note(tx, "postpone", letter, reason, {"until": due_at})
+            return why
+
+        return self._do("postpone", targets, reason, change, audited=True)
 
     def discard(self, targets: Targets, reason: str, *, within: Ticket = NO_TICKET) -> Receipt:
         """Give open letters up for good; what waits behind them runs."""
@@ -196,7 +219,17 @@ class LetterDesk(LetterShelf):
         return ""
 
 
-def _not_replayable(tx: StoreTx, letter: LetterRow) -> str:
+def _not_waiting(tx: StoreTx, letter: LetterRow, now: float) -> str:
+    """Why its due time is not to be changed, or nothing."""
+    if letter.state != State.RETRYING:
+        known = {State.DEAD: "dead: replay it", State.APPLIED: "applied already"}
+        return f"it is {known.get(State(letter.state), letter.state)}; only a retrying letter has a due time"
+    if (hold := hold_on(tx, letter.subscription_id, letter.key, now)) is not None:
+        return f"its key is {told(hold, now)}; {release_hint(hold, letter.subscription)}"
+    return _behind(tx, letter)
+
+
+def _behind(tx: StoreTx, letter: LetterRow) -> str:
     if letter.state in OPEN and letter.lane is not None:
         head = tx.letters.head(letter.subscription_id, letter.lane)
         if head is not None and head.letter != letter.id:
@@ -204,6 +237,12 @@ def _not_replayable(tx: StoreTx, letter: LetterRow) -> str:
                 f"it waits behind letter {head.letter} (position {head.position}), the head of lane {letter.lane!r}: "
                 "replay or discard that one first"
             )
+    return ""
+
+
+def _not_replayable(tx: StoreTx, letter: LetterRow) -> str:
+    if why := _behind(tx, letter):
+        return why
     if letter.state != State.DEAD:
         known = {State.RETRYING: "retrying: it runs by itself", State.APPLIED: "applied already"}
         return f"it is {known.get(State(letter.state), letter.state)}; only a dead letter can be replayed"

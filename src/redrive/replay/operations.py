@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from redrive.replay.breakers import BreakerDesk
     from redrive.replay.chain import AuditVerdict
     from redrive.replay.doctor import Finding
+    from redrive.replay.holds import HoldDesk
     from redrive.replay.prune import PrunePlan, What
     from redrive.replay.workers import Worker
     from redrive.settings import Settings
@@ -80,6 +81,13 @@ class Operations:
         from redrive.replay.breakers import BreakerDesk
 
         return BreakerDesk(self.operator)
+
+    @property
+    def holds(self) -> HoldDesk:
+        """Keep the events of a key back, and release them."""
+        from redrive.replay.holds import HoldDesk
+
+        return HoldDesk(self.operator)
 
     def status(self) -> list[SubscriptionStatus]:
         """Where every subscription stands."""

@@ -75,6 +75,8 @@ class SubscriptionDesk:
                 if (new_key, new_lane) != (key, lane):
                     tx.sql.run("letter_rekey", {"id": letter, "lane": new_lane, "key": new_key, "now": now})
                     moved += 1
+            if moved:
+                tx.sql.run("letters_held_due", {"subscription": row.id, "now": now})
             tx.sql.run("epoch_bump", {"subscription": row.id})  # nobody may park a key that the owner holds to be free
             self._operator.audit(tx, "rekey", name, f"{moved} letters", reason, {"moved": moved})
         self._operator.tell("rekey", name, f"{moved} letters")

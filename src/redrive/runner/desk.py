@@ -11,6 +11,7 @@ from typing import Any
 
 from redrive.policy.outcome import Outcome
 from redrive.runner.duty import Duty, Work
+from redrive.runner.holds import HELD
 from redrive.subscription import TOTAL_LANE
 
 
@@ -30,7 +31,7 @@ class Desk:
         self._queued = 0
         self._has_loose = False  # was anything here that is in no lane?
         self._following: Counter[str] = Counter()
-        self._lanes = duty.lanes
+        self._lanes, self._holds = duty.lanes, duty.holds.now
         self._keyed, self._total = duty.subscription.order == "key", duty.subscription.order == "total"
 
     def __len__(self) -> int:
@@ -104,13 +105,27 @@ class Desk:
             self.outbox.append(work)
         elif work.head is not None:
             if lanes.head(work.lane, work.head.letter) == work.head:
-                self.run(work)
+                if not (self.duty.holds and self._is_held(work)):
+                    self.run(work)
             else:  # an operator changed the letter since: the new head comes by itself
                 self.free(work)
         elif work.lane in lanes.names:
             self.follow(work)
-        else:
+        elif not (self.duty.holds and self._is_held(work)):
             self.run(work)
+
+    def _is_held(self, work: Work) -> bool:
+        """Does an operator hold its key? Then a new event becomes a letter, and a letter waits as it is."""
+        until = self.duty.holds.until(work.key)
+        if until is None:
+            return False
+        if work.head is None:
+            work.outcome = HELD
+            self.outbox.append(work)
+        else:
+            self.duty.lanes.hold(work.lane, work.head, until)
+            self.free(work)
+        return True
 
     def follow(self, work: Work) -> None:
         """It queues behind the head of its lane, in the store."""
@@ -152,6 +167,9 @@ class Desk:
     def look_again(self) -> list[Work]:
         """The letters were read anew: what waits with an old revision is given up, the new head comes by itself."""
         lanes, stale = self.duty.lanes, list[Work]()
+        if self.duty.holds.now is not self._holds:
+            self._holds = self.duty.holds.now
+            stale += self._keep_back()
         if lanes is self._lanes:
             return stale
         self._lanes = lanes
@@ -170,10 +188,25 @@ class Desk:
             self.free(work)
         return stale
 
+    def _keep_back(self) -> list[Work]:
+        """The holds have changed: what was to run is not called if its key is held now. What runs, goes on."""
+        held = []
+        for queue in (self.ready, self.alone, self.aside) if self.duty.holds else ():
+            for work in [work for work in list(queue) if self.duty.holds.until(work.key) is not None]:
+                try:
+                    queue.remove(work)
+                except ValueError:  # a worker was faster
+                    continue
+                if work.alone and work.head is not None:  # marked, and not called
+                    self.duty.suspects.add(work.head.letter)
+                self._is_held(work)
+                held.append(work)
+        return held
+
     def free_all(self, works: list[Work], *, ordinary: bool = False) -> None:
         """Settled: the next of each lane may start. `ordinary`: each is a new event, and the last one of its lane."""
         waiting, ready, started = self._waiting, self.ready, 0
-        odd = self.duty.lanes or self.duty.horizon or self.duty.suspects
+        odd = self.duty.lanes or self.duty.horizon or self.duty.suspects or self.duty.holds
         if ordinary and len(works) == len(waiting) and not (odd or self._has_loose):
             self._free_every_lane()
             return

@@ -27,6 +27,7 @@ from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
 from redrive.runner.call import describe, find_key
 from redrive.runner.handed import Handed
+from redrive.runner.holds import KeyHolds
 from redrive.runner.standing import Standing
 from redrive.settings import Settings
 from redrive.store.heard import Heard, heard_of
@@ -113,6 +114,7 @@ class Duty:
         self.emitter = Emitter(subscription.name, engine.types, engine.env, subscription.outboxes, subscription.runtime)
         self.window = Window(0)
         self.lanes = Lanes()
+        self.holds = KeyHolds(row.id, engine.env.clock, are_lanes=subscription.order == "key")
         self.log_id = self.parked_version = self.quiet_until = self.horizon = 0
         self.unsure = 0  # so many events that are still to land may have been in flight when a process died
         self.paused = self.durable = False
@@ -217,6 +219,7 @@ class Duty:
         heads = tx.letters.heads(self.id, self.share.has)
         self.lanes = Lanes(heads, now=self.engine.env.clock.now(), delay_max=DELAY_MAX)
         self.parked_version = parked_version
+        self.holds.load(tx, self.lanes)
         self.controls = any(is_asked(self, tx.letters.get(letter)) for _, _, letter, *_ in tx.books.asked(self.id))
 
     def head(self, tx: StoreTx, lane: str, now: float) -> Head | None:
@@ -239,6 +242,8 @@ class Duty:
         self.paused = bool(row.paused)
         if row.parked_version != self.parked_version:
             self.load_lanes(tx, row.parked_version)
+        elif self.holds:
+            self.holds.drop_ended()
 
     @property
     def is_careful(self) -> bool:

@@ -111,6 +111,7 @@ class Handling:
         odd = (
             duty.share.partitions > 1
             or duty.lanes
+            or duty.holds
             or duty.horizon
             or duty.suspects
             or duty.subscription.key_by
@@ -278,6 +279,8 @@ class Handling:
         with self.duty.engine.store.transaction() as tx:
             believes = believes and tx.sql.is_far and not self._has_effects(group)
             settling = Settling(tx, self.duty, strict=strict, believes=believes)
+            if settling.stale:  # a hold may have been released since its event was kept back
+                self.duty.holds.load(tx, self.duty.lanes)
             hit("round.fenced")
             if self.keys is not None:
                 self.keys.feed(settling, group.works)

@@ -71,7 +71,7 @@ def _call(projector: Projector, tx: StoreTx, batch: Batch) -> None:
 def _is_calm(projector: Projector) -> bool:
     """Would a turn be as nearly all are?"""
     duty, subscription = projector.duty, projector.duty.subscription
-    waits = duty.lanes or duty.lanes.next_due() is not None or duty.controls or duty.paused
+    waits = duty.lanes or duty.lanes.next_due() is not None or duty.controls or duty.paused or duty.holds
     is_odd = duty.durable or duty.edits or duty.unsure or subscription.key_by or subscription.batch
     return not (waits or is_odd or projector.untold or projector.is_slow) and projector.pace.is_calm
 

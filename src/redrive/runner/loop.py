@@ -266,7 +266,7 @@ class HandlerLoop(Loop):
             return []
         lanes, now = self.duty.lanes, self.duty.engine.env.clock.now()
         room = max(1, self.duty.engine.settings.window_max - len(self.desk))
-        due = lanes.take_due(now, room)
+        due = self.duty.holds.sift(lanes.take_due(now, room), lanes)
         if self.work.keys is not None:
             due = self.work.keys.defer(due)
         may, over = await self._budget.sift(due)

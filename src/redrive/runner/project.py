@@ -87,6 +87,9 @@ class Projector:
         if duty.paused:
             return turn
         due = duty.lanes.take_due(duty.engine.env.clock.now(), 1 if duty.suspects else LETTERS_MAX) if letters else []
+        if duty.holds:
+            due = duty.holds.sift(due, duty.lanes)
+            duty.holds.drop_ended()
         if due:
             try:
                 run_with_care(self.caller, self.pace, lambda: self._letters(due, turn), turn)
@@ -234,7 +237,7 @@ class Projector:
             return len(batch.events)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
         user, done = self.caller.user(tx), 0
-        plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by)
+        plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by or duty.holds)
         at_once = plain and self.pace.next_batch()
 
         def late(share: float = 1.0) -> bool:
@@ -306,7 +309,8 @@ class Projector:
                     turn.lane_full = work.lane
                     break
                 span.follow.append(work)
-            elif work.outcome is not None:  # no key, or its crashes are over: it is the one that fails
+            elif work.outcome is not None or (duty.holds and duty.holds.keep_back(work)):
+                # No key, a held one, or its crashes are over: it is the one that fails.
                 span.failed = work
                 break
             else:
@@ -360,12 +364,12 @@ class Projector:
         quiet = [settling.is_quiet(event) for event in events] if settling.quiet_until else []
         if any(quiet) and not all(quiet):
             return False  # a rebuild: the emissions of some are to be left out, those of others not
-        if duty.lanes or duty.subscription.key_by is not None:
+        if duty.lanes or duty.subscription.key_by is not None or duty.holds:
             works = [duty.work(event) for event in events]
             followers = [work for work in works if work.lane in duty.lanes.names]
             held = {work.position for work in followers}
             full = any(duty.lanes.size(w.lane) + len(held) > duty.engine.settings.lane_max for w in followers)
-            if full or any(work.outcome is not None for work in works):
+            if full or any(w.outcome is not None or duty.holds.keep_back(w) for w in works if w.position not in held):
                 return False
             events = [event for event in events if event.position not in held]
         if events and not self._call_list(tx, events):
@@ -426,7 +430,9 @@ class Projector:
         hit("letter.committed")
         self._after(settling, started)
         duty.suspects -= {
-            letter for lane, letter, head in heads if head is None or duty.lanes.head(lane, letter) != head
+            letter
+            for lane, letter, head in heads
+            if head is None or (now := duty.lanes.head(lane, letter)) is None or now.rev != head.rev
         }
 
     def _drain(
@@ -443,6 +449,9 @@ class Projector:
                 return
             work = self.duty.work(from_row(row, engine.types))
             work.lane, work.head, work.attempt = lane, head, head.attempts + 1
+            if self.duty.holds and (until := self.duty.holds.until(work.key)) is not None:
+                self.duty.lanes.hold(lane, head, until)  # not a head that is to be one only after the commit
+                return
             if alone is not None:
                 work.alone, work.outcome = True, alone.outcome or work.outcome
             tx.savepoint()

@@ -25,6 +25,7 @@ from redrive.policy.outcome import NO_FAILURE, Failure, Outcome
 from redrive.policy.progress import NO_FLOOR, Plan
 from redrive.policy.rules import Candidate
 from redrive.runner.duty import Duty, Work, keyed
+from redrive.runner.holds import HELD
 from redrive.store.letters import Attempted, NewLetter, Retried
 from redrive.store.port import StoreTx
 from redrive.store.sql import Row
@@ -57,12 +58,12 @@ class _New(Struct, frozen=True):
 
 def decision(duty: Duty, work: Work, shut_for: float | None = None) -> Action:
     """What is to be done about a work's outcome; `shut_for`: its failure left its key's breaker open for so long."""
-    assert work.outcome is not None
-    env = duty.engine.env
+    event, env = work.event, duty.engine.env
+    assert work.outcome is not None and event is not None
     if isinstance(work.outcome, out.Applied):
         return act.COMMIT
-    event = work.event
-    assert event is not None
+    if work.outcome is HELD:
+        return duty.holds.letter(work.key)
     policy, replay = duty.subscription.policy, work.head is not None and bool(work.head.replaying)
     letter = Candidate(duty.subscription.name, event) if policy.letters else None
     now, dice = env.clock.now(), env.dice.random()

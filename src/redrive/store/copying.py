@@ -53,6 +53,7 @@ TABLES = (
     Table("operation_letters", "copy_operation_letters", "paste_operation_letters", _TWO_NUMBERS),
     Table("operations", "copy_operations", "paste_operations"),
     Table("notes", "copy_notes", "paste_notes"),
+    Table("holds", "copy_holds", "paste_holds"),
     Table("controls", "copy_controls", "paste_controls"),
     Table("scheduled", "copy_scheduled", "paste_scheduled"),
     Table("landed", "copy_landed", "paste_landed", _TWO_NUMBERS),

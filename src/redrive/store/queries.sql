@@ -321,6 +321,16 @@ UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due
 -- name: letter_rekey
 UPDATE redrive_letters SET lane = :lane, key = :key, rev = rev + 1, touched_at = :now WHERE id = :id
 
+-- name: letter_due
+-- Another time for the next attempt. It is not written when the letter changed since it was looked at.
+UPDATE redrive_letters SET due_at = :due_at, due_set_at = :now, delay = :delay, rev = rev + 1, touched_at = :now
+WHERE id = :id AND rev = :rev AND state = 'retrying'
+
+-- name: letters_held_due
+-- After a change of keys the holds of the new ones decide: their owner keeps back what is due.
+UPDATE redrive_letters SET due_at = :now, due_set_at = :now, delay = 0, rev = rev + 1, touched_at = :now
+WHERE subscription = :subscription AND state = 'retrying' AND reason = 'held'
+
 -- name: settled_after
 -- Later events that are settled other than by being discarded or held: an earlier one of their lane must stay closed.
 -- The caller knows lanes and filters.
@@ -477,6 +487,38 @@ DELETE FROM redrive_controls WHERE id = :id
 
 -- name: control_clear
 DELETE FROM redrive_controls WHERE subscription = :subscription
+
+-- ---------------------------------------------------------------- holds
+
+-- name: holds_of
+-- The owner reads them whenever its letters were changed by somebody else.
+SELECT id, subscription, pattern, is_prefix, until, set_at, who, reason FROM redrive_holds
+WHERE subscription IN (0, :subscription) ORDER BY id
+
+-- name: holds_all
+SELECT id, subscription, pattern, is_prefix, until, set_at, who, reason FROM redrive_holds ORDER BY id
+
+-- name: hold_get
+SELECT id, subscription, pattern, is_prefix, until, set_at, who, reason FROM redrive_holds
+WHERE subscription = :subscription AND is_prefix = :is_prefix AND pattern = :pattern
+
+-- name: hold_set
+-- A key is held once by each subscription: a second hold changes the first.
+INSERT INTO redrive_holds (subscription, pattern, is_prefix, until, set_at, who, reason)
+VALUES (:subscription, :pattern, :is_prefix, :until, :set_at, :who, :reason)
+ON CONFLICT (subscription, is_prefix, pattern) DO UPDATE
+SET until = excluded.until, set_at = excluded.set_at, who = excluded.who, reason = excluded.reason
+
+-- name: hold_drop
+DELETE FROM redrive_holds WHERE id = :id
+
+-- name: holds_ended_drop
+-- One that was set in what is the future again starts its time over: it has not ended.
+DELETE FROM redrive_holds WHERE until <= :now AND set_at <= :now
+
+-- name: letters_held
+SELECT id, key, due_at, rev FROM redrive_letters
+WHERE subscription = :subscription AND state = 'retrying' AND reason = 'held' AND id > :after ORDER BY id LIMIT :limit
 
 -- name: audit_all
 SELECT id, at, who, action, subscription, target, reason, details, hash FROM redrive_audit WHERE id > :after ORDER BY id LIMIT :limit
@@ -831,6 +873,7 @@ UNION ALL SELECT 'state', count(*) FROM redrive_state
 UNION ALL SELECT 'operation_letters', count(*) FROM redrive_operation_letters
 UNION ALL SELECT 'operations', count(*) FROM redrive_operations
 UNION ALL SELECT 'notes', count(*) FROM redrive_notes
+UNION ALL SELECT 'holds', count(*) FROM redrive_holds
 UNION ALL SELECT 'controls', count(*) FROM redrive_controls
 UNION ALL SELECT 'audit', count(*) FROM redrive_audit
 UNION ALL SELECT 'scheduled', count(*) FROM redrive_scheduled
@@ -971,6 +1014,13 @@ SELECT id, fingerprint, at, who, text, resolved FROM redrive_notes WHERE id > ? 
 -- name: paste_notes
 INSERT INTO redrive_notes (id, fingerprint, at, who, text, resolved)
 VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: copy_holds
+SELECT id, subscription, pattern, is_prefix, until, set_at, who, reason FROM redrive_holds WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: paste_holds
+INSERT INTO redrive_holds (id, subscription, pattern, is_prefix, until, set_at, who, reason)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: copy_controls
 SELECT id, subscription, verb, letter, rev, who, reason, at FROM redrive_controls WHERE id > ? ORDER BY id LIMIT ?

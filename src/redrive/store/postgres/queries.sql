@@ -516,7 +516,8 @@ SELECT coalesce(max(value::bigint), 0) FROM redrive_meta WHERE name LIKE 'pruned
 -- name: copy_numbers
 SELECT t.name, coalesce(pg_sequence_last_value(pg_get_serial_sequence('redrive.' || t.name, t.key)::regclass), 0)
 FROM (VALUES ('logs', 'id'), ('events', 'position'), ('subscriptions', 'id'), ('letters', 'id'), ('attempts', 'id'),
-             ('journal', 'seq'), ('operations', 'id'), ('notes', 'id'), ('controls', 'id'), ('scheduled', 'seq')) AS t (name, key)
+             ('journal', 'seq'), ('operations', 'id'), ('notes', 'id'), ('holds', 'id'), ('controls', 'id'), ('scheduled', 'seq'))
+     AS t (name, key)
 
 -- name: paste_number
 SELECT setval(pg_get_serial_sequence('redrive.' || :name::text,
