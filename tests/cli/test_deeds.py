@@ -60,8 +60,8 @@ def test_the_list_takes_every_filter(failed: Any) -> None:
     assert ids("--until", "2020-01-01T00:00Z") == ids("--type", "other") == []
     parked = failed.redrive("dlq", "list", "--parked", "-s", "revenue", "--store", "shop.db", "--json").json
     assert [(one["state"], one["reason"], one["waiting"]) for one in parked] == [
-        ("retrying", "behind_head", 1), ("retrying", "behind_head", 1),
-        ("retrying", "behind_head", 0), ("retrying", "behind_head", 0),
+        ("waiting", "behind_head", 1), ("waiting", "behind_head", 1),
+        ("waiting", "behind_head", 0), ("waiting", "behind_head", 0),
     ]  # fmt: skip
 
 
@@ -336,3 +336,22 @@ def test_audit_text_excludes_no_letter_from_all_and_the_question_says_so(failed:
     assert "Discard all 2 dead letters of charge; " in one.err
     chosen = failed.redrive("dlq", "discard", "--dlq-reason", "rejected", "--reason", "x", "--store", "shop.db")
     assert "Discard 2 letters; " in chosen.err
+
+
+@pytest.mark.parametrize("verb", ["replay", "edit", "discard", "resolve", "import"])
+def test_empty_selection_leaves_no_operation(failed: Any, verb: str) -> None:
+    (failed.folder / "none.jsonl").write_text("")
+    line = {"import": ["none.jsonl"], "edit": ["--key", "nobody", "--patch", "{}"]}.get(verb, ["--key", "nobody"])
+    answer = failed.redrive("dlq", verb, *line, "--reason", "x", "--yes", "--store", "shop.db", "--json")
+    assert (answer.code, answer.json["id"], answer.json["selected"], answer.json["state"]) == (0, None, 0, "done")
+    assert failed.redrive("dlq", verb, *line, "--reason", "x", "--yes", "--store", "shop.db").out != ""
+    assert failed.query("SELECT count(*) FROM redrive_operations") == [(0,)]
+
+
+def test_edit_takes_a_limit_and_edits_the_oldest(failed: Any) -> None:
+    line = ("dlq", "edit", "-s", "revenue", "--patch", '{"cents": 5}', "--limit", "1", "--reason", "x", "--yes")
+    answer = failed.redrive(*line, "--store", "shop.db", "--json")
+    assert (answer.code, answer.json["selected"], answer.json["applied"]) == (0, 1, 1)
+    edited = failed.query("SELECT min(id) FROM redrive_letters WHERE edits > 0")
+    assert edited == failed.query("SELECT min(id) FROM redrive_letters WHERE state = 'dead'")
+    assert failed.query("SELECT count(*) FROM redrive_letters WHERE edits > 0") == [(1,)]

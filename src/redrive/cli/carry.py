@@ -11,7 +11,8 @@ import click
 from redrive.cli.edit import edit_each
 from redrive.cli.letter import letter_json
 from redrive.cli.program import app_option, complete_file, confirm, json_option, opened, reads, store_option, yes_option
-from redrive.cli.receipt import exit_code, report
+from redrive.cli.progress import counting, progress, quiet_option
+from redrive.cli.receipt import exit_code, report, report_nothing
 from redrive.cli.render import emit_json, plural, say
 from redrive.cli.select import chooses
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from redrive.replay.select import Selection
     from redrive.store.port import LetterRow
 
+SHOW_EVERY = 500  # letters of an export
 SHOWN = 10  # letters that were skipped; --json has all of them
 
 
@@ -39,8 +41,11 @@ class _Line(NamedTuple):
 @click.command("export")
 @chooses
 @click.option("--out", metavar="FILE", help="Write to this file, which appears when it is complete; else to stdout.")
+@quiet_option
 @reads
-def export_letters(selection: Selection, out: str | None, store: str | None, program: str | None, as_json: bool) -> int:
+def export_letters(
+    selection: Selection, out: str | None, quiet: bool, store: str | None, program: str | None, as_json: bool
+) -> int:
     """Dead letters with their data as JSON lines, nothing redacted."""
     from redrive.replay.select import select
 
@@ -53,8 +58,14 @@ def export_letters(selection: Selection, out: str | None, store: str | None, pro
             for line in lines:
                 click.echo(line)
             return 0
-        with complete_file(out) as file:
-            file.writelines(line.encode() + b"\n" for line in lines)
+        with (
+            complete_file(out) as file,
+            progress("export", "letters", len(letters), quiet=quiet or as_json) as show,
+        ):
+            for count, line in enumerate(lines, 1):
+                file.write(line.encode() + b"\n")
+                if count % SHOW_EVERY == 0:
+                    show(count)
     if not as_json:
         click.echo(f"{plural(len(letters), 'letter')} exported", err=True)
     return 0
@@ -63,11 +74,14 @@ def export_letters(selection: Selection, out: str | None, store: str | None, pro
 @click.command("import")
 @click.argument("source", metavar="FILE|FOLDER|REDIS")
 @click.option("--reason", required=True, help="Why; goes into the audit.")
+@quiet_option
 @yes_option
 @store_option
 @app_option
 @json_option
-def import_letters(source: str, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> int:
+def import_letters(
+    source: str, reason: str, quiet: bool, yes: bool, store: str | None, program: str | None, as_json: bool
+) -> int:
     """Take the data of exported letters back, as edits; or letters from a mirror.
 
     Each line of an export names its letter by `id` and the `rev` it was exported at; one that has changed since is
@@ -87,7 +101,7 @@ def import_letters(source: str, reason: str, yes: bool, store: str | None, progr
             lines = list(_lines(file))
     except OSError as error:
         raise click.UsageError(f"cannot read {source!r}: {error.strerror or error}") from None
-    return _edit_back(lines, reason, yes, store, program, as_json)
+    return _edit_back(lines, reason, quiet, yes, store, program, as_json)
 
 
 def _bring_back(source: str, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> int:
@@ -134,20 +148,22 @@ def _report(brought: Brought, settled: int, damaged: int) -> None:
 
 
 def _edit_back(
-    lines: Sequence[_Line], reason: str, yes: bool, store: str | None, program: str | None, as_json: bool
+    lines: Sequence[_Line], reason: str, quiet: bool, yes: bool, store: str | None, program: str | None, as_json: bool
 ) -> int:
     with opened(store, program) as app:
         desk = app.operate()
         letters = _letters(desk.letters, lines)
         data = {one.letter: one.data for one in lines}
-        if letters:
-            confirm(f"Edit {plural(len(letters), 'letter')}?", yes)
+        if not letters:
+            return report_nothing(app, "edit", reason, as_json, "the file holds no letters with data")
+        confirm(f"Edit {plural(len(letters), 'letter')}?", yes)
         number = desk.bulk.begin("edit", letters, reason)
 
         def deed(rows: Any, ticket: Any) -> Any:
             return _each(desk.letters, rows, data, reason, ticket)
 
-        desk.bulk.ask(number, deed)
+        with progress("import", "letters", len(letters), quiet=quiet or as_json) as show:
+            desk.bulk.ask(number, counting(deed, show))
         operation = desk.bulk.get(number)
         report(desk.bulk, operation, as_json)
     return exit_code(operation)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from redrive.cli.program import json_option
+from redrive.cli.progress import progress, quiet_option
 from redrive.cli.render import emit_json, facts, plural, say
-from redrive.cli.transfer import progress_bar
 
 if TYPE_CHECKING:
     from redrive.replay.copy import Copied
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @click.option("--from", "source", required=True, metavar="STORE", help="The store there is, e.g. shop.db.")
 @click.option("--to", "target", required=True, metavar="STORE", help="An empty one, e.g. postgresql://db/shop.")
 @click.option("--tables-moved", is_flag=True, help="You move the tables of projections yourself: no rebuild.")
+@quiet_option
 @json_option
-def copy(source: str, target: str, tables_moved: bool, as_json: bool) -> int:
+def copy(source: str, target: str, tables_moved: bool, quiet: bool, as_json: bool) -> int:
     """Copy everything that redrive keeps from one store to another, in either direction.
 
     Logs, progress, letters with their history, keyed state and audit arrive as they were: positions, ids and epochs
@@ -38,10 +39,10 @@ def copy(source: str, target: str, tables_moved: bool, as_json: bool) -> int:
         raise click.UsageError("--from and --to are the same store")
     with _runtime(source) as old, _runtime(target) as new:
         old.check_exists()
-        with progress_bar("copy", 1, as_json) as show:
+        with progress("copy", "rows", quiet=quiet or as_json) as show:
             result = copy_store(
                 _operator(old), _operator(new, fill=True), lease=old.settings.lease, tables_moved=tables_moved,
-                told=lambda done, total: show(done / max(1, total)),
+                told=lambda done, total: show(done, max(1, total)),
             )  # fmt: skip
         if as_json:
             emit_json(_fields(result, old.shown, new.shown))

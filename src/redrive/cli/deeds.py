@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
-from redrive.cli.receipt import exit_code, report
+from redrive.cli.progress import counting, progress, quiet_option
+from redrive.cli.receipt import exit_code, report, report_nothing
 from redrive.cli.render import plain, plural, say
 from redrive.cli.select import covered, nothing_like, selects
 from redrive.cli.waiting import finish, owners
@@ -36,13 +37,14 @@ lane_option = click.option("--lane", is_flag=True, help="Also what waits behind 
 @click.option("--rate", metavar="N/s", help="At most so many a second, e.g. 50/s.")
 @click.option("--wait", is_flag=True, help="Come back when they have run.")
 @click.option("--reason", default="", help="Goes into the audit.")
+@quiet_option
 @yes_option
 @store_option
 @app_option
 @json_option
 def replay(
     selection: Selection, is_rehearsal: bool, lane: bool, limit: int | None, rate: str | None, wait: bool,
-    reason: str, yes: bool, store: str | None, program: str | None, as_json: bool,
+    reason: str, quiet: bool, yes: bool, store: str | None, program: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Send dead letters round once more: one attempt each, then dead again.
 
@@ -57,13 +59,14 @@ def replay(
     per_second = _per_second(rate)
     with opened(store, program) as app:
         letters = _chosen(app, selection, limit)
-        nothing = "no dead letters" if letters else nothing_like(app, selection)
         if is_rehearsal:
-            return _rehearse(app, letters, lane, as_json)
-        if len(letters) > 1 or (letters and not selection.ids):
+            return _rehearse(app, letters, lane, as_json, quiet)
+        if not letters:
+            return report_nothing(app, "replay", reason, as_json, nothing_like(app, selection))
+        if len(letters) > 1 or not selection.ids:
             at_rate = f" at {plain(rate)}" if rate else ""
             confirm(f"Replay {covered(selection, letters, reason, limit)}{at_rate}?", yes)
-        return _replay(app, letters, reason, per_second, program, wait, as_json, nothing)
+        return _replay(app, letters, reason, per_second, program, wait, as_json, quiet)
 
 
 @click.command()
@@ -127,29 +130,42 @@ def _per_second(rate: str | None) -> float | None:
         raise click.UsageError(f"--rate: {error}") from None
 
 
-def _rehearse(app: App, letters: Sequence[LetterRow], lane: bool, as_json: bool) -> int:
+def _rehearse(app: App, letters: Sequence[LetterRow], lane: bool, as_json: bool, quiet: bool) -> int:
     from redrive.cli.rehearsal import show_rehearsal
     from redrive.replay.rehearse import rehearse
 
-    with contextlib.redirect_stdout(sys.stderr):  # what a function prints is no part of the answer
-        rehearsal = rehearse(app, letters, lane=lane)
+    total = None if lane else len(letters)
+    with (
+        progress("rehearse", "letters", total, quiet=quiet or as_json) as show,
+        contextlib.redirect_stdout(sys.stderr),  # what a function prints is no part of the answer
+    ):
+        rehearsal = rehearse(app, letters, lane=lane, told=show)
     return show_rehearsal(rehearsal, as_json)
 
 
 def _replay(
     app: App, letters: Sequence[LetterRow], reason: str, rate: float | None, program: str | None, wait: bool,
-    as_json: bool, nothing: str,
+    as_json: bool, quiet: bool,
 ) -> int:  # fmt: skip
-    desk = app.operate()
+    desk, quiet = app.operate(), quiet or as_json
     here, elsewhere = _who_runs(app, {letter.subscription for letter in letters}, program, wait)
     number = desk.bulk.begin("replay", letters, reason, rate)
-    desk.bulk.ask(number, lambda rows, ticket: desk.letters.replay(rows, reason, within=ticket))
+    deed: Deed = lambda rows, ticket: desk.letters.replay(rows, reason, within=ticket)  # noqa: E731
+    with progress("replay: asked for", "letters", len(letters), quiet=quiet) as show:
+        desk.bulk.ask(number, counting(deed, show))
     if desk.bulk.get(number).waiting and (here or (wait and elsewhere)):
         waited_for = None if wait else here
-        finish(app, here, elsewhere if wait else (), lambda: not desk.bulk.is_waiting(number, waited_for))
+        with progress("replay", "letters", len(letters), quiet=quiet) as show:
+
+            def is_done() -> bool:
+                so_far = desk.bulk.get(number)
+                show(so_far.applied + so_far.failed + so_far.skipped)
+                return not desk.bulk.is_waiting(number, waited_for)
+
+            finish(app, here, elsewhere if wait else (), is_done)
     operation = desk.bulk.get(number)
     alone = sorted(name for name in elsewhere if owners(app)[name].owner is None)
-    report(desk.bulk, operation, as_json, nothing)
+    report(desk.bulk, operation, as_json)
     if operation.waiting and not as_json:
         if alone:
             say(f"nobody runs {', '.join(alone)} now: start a worker, or add --app MODULE:APP")
@@ -184,7 +200,8 @@ def _close(
     with opened(store, program) as app:
         desk = app.operate()
         letters = select(app.runtime.store, selection)
-        nothing = "no dead letters" if letters else nothing_like(app, selection)
+        if not letters:
+            return report_nothing(app, action, reason, as_json, nothing_like(app, selection))
         if lane:
             named, letters = len(letters), with_followers(app.runtime.store, letters)
             behind = 0
@@ -193,14 +210,14 @@ def _close(
             behind = released(app.runtime.store, letters)
             held = any(desk.letters.waiting(letter) for letter in letters) and "what waits behind goes on waiting"
             consequence = f"{plural(behind, 'event')} that wait behind will run" if behind else held or NONE_WAITS
-        if letters:
-            confirm(f"{action.capitalize()} {covered(selection, letters, reason)}; {consequence}?", yes)
+        confirm(f"{action.capitalize()} {covered(selection, letters, reason)}; {consequence}?", yes)
         number = desk.bulk.begin(action, letters, reason)
         how = desk.letters.discard if action == "discard" else desk.letters.resolve
         deed: Deed = lambda rows, ticket: how(rows, reason, within=ticket)  # noqa: E731
-        desk.bulk.ask(number, deed)
+        with progress(action, "letters", len(letters), quiet=as_json) as show:
+            desk.bulk.ask(number, counting(deed, show))
         operation = desk.bulk.get(number)
-        report(desk.bulk, operation, as_json, nothing)
+        report(desk.bulk, operation, as_json)
         if behind and operation.applied and not as_json:
             click.echo(consequence)
     return exit_code(operation)

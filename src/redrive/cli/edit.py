@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
-from redrive.cli.receipt import exit_code, report
+from redrive.cli.progress import counting, progress
+from redrive.cli.receipt import exit_code, report, report_nothing
 from redrive.cli.render import plural, say
 from redrive.cli.select import covered, nothing_like, selects
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from redrive.app import App
+    from redrive.replay.bulk import Deed
     from redrive.replay.deed import Receipt, Ticket
     from redrive.replay.letters import LetterDesk
     from redrive.replay.select import Selection
@@ -28,14 +30,15 @@ DIFFS_SHOWN = 3
 @selects
 @click.option("--patch", metavar="JSON", help="Fields to change (merge patch): null removes one.")
 @click.option("--data", "file", type=click.File("rb"), metavar="FILE", help="The whole data; - reads it from stdin.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many, the oldest first.")
 @click.option("--reason", required=True, help="Why; goes into the audit.")
 @yes_option
 @store_option
 @app_option
 @json_option
 def edit(
-    selection: Selection, patch: str | None, file: Any, reason: str, yes: bool, store: str | None,
-    program: str | None, as_json: bool,
+    selection: Selection, patch: str | None, file: Any, limit: int | None, reason: str, yes: bool,
+    store: str | None, program: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Give letters other data. Id and key stay; the log keeps the original, and every revision is kept.
 
@@ -50,15 +53,18 @@ def edit(
     change = _change(patch, file)
     with opened(store, program) as app:
         desk = app.operate()
-        letters = select(app.runtime.store, selection)
+        letters = select(app.runtime.store, selection, limit=limit)[:limit]
+        if not letters:
+            return report_nothing(app, "edit", reason, as_json, nothing_like(app, selection))
         if not as_json:
             _show_differences(app, letters, change)
-        if letters:
-            confirm(f"Edit {covered(selection, letters, reason)}?", yes)
+        confirm(f"Edit {covered(selection, letters, reason, limit)}?", yes)
         number = desk.bulk.begin("edit", letters, reason)
-        desk.bulk.ask(number, lambda rows, ticket: edit_each(desk.letters, rows, change, reason, ticket))
+        deed: Deed = lambda rows, ticket: edit_each(desk.letters, rows, change, reason, ticket)  # noqa: E731
+        with progress("edit", "letters", len(letters), quiet=as_json) as show:
+            desk.bulk.ask(number, counting(deed, show))
         operation = desk.bulk.get(number)
-        report(desk.bulk, operation, as_json, "" if letters else nothing_like(app, selection))
+        report(desk.bulk, operation, as_json)
     return exit_code(operation)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.program import opened, reads
+from redrive.cli.progress import progress, quiet_option
 from redrive.cli.render import block, emit_json, moment, plain, plural, table
 
 if TYPE_CHECKING:
@@ -67,14 +68,16 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
 
 @click.command()
 @click.option("--audit", is_flag=True, help="Check the hash chain of the audit too: is any row changed or gone?")
+@quiet_option
 @reads
-def verify(audit: bool, store: str | None, program: str | None, as_json: bool) -> int:
+def verify(audit: bool, quiet: bool, store: str | None, program: str | None, as_json: bool) -> int:
     """Account for every event: applied, open, discarded, ignored or pending, once each.
 
     Exit code 3 if something does not add up. With --app, order is checked where only the program knows the keys.
     """
     with opened(store, program) as app:
-        verdicts = app.operate().verify()
+        with progress("verify", "checks", quiet=quiet or as_json) as show:
+            verdicts = app.operate().verify(show)
         chain = app.operate().verify_audit() if audit else None
     if as_json:
         accounts = [_verdict(one) for one in verdicts]

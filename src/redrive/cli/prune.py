@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
+from redrive.cli.progress import progress, quiet_option
 from redrive.cli.render import block, emit_json, moment, plain, plural
 
 if TYPE_CHECKING:
@@ -35,14 +36,15 @@ def _age(context: click.Context, parameter: click.Parameter, given: str) -> floa
 @click.option("--no-mirror", multiple=True, metavar="NAME", help="This mirror of letters need not have what goes.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @click.option("--reason", default="", help="Why; goes into the audit.")
+@quiet_option
 @yes_option
 @store_option
 @app_option
 @json_option
 def prune(
     older_than: float, subscription: str | None, logs: tuple[str, ...], no_rebuild: tuple[str, ...],
-    no_mirror: tuple[str, ...], dry_run: bool, reason: str, yes: bool, store: str | None, program: str | None,
-    as_json: bool,
+    no_mirror: tuple[str, ...], dry_run: bool, reason: str, quiet: bool, yes: bool, store: str | None,
+    program: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Delete what is settled and old.
 
@@ -74,7 +76,8 @@ def prune(
         if not as_json:
             _say(plan)
         confirm("Delete this for good?" if not as_json else f"{'; '.join(_lines(plan))}: delete for good?", yes)
-        done = desk.prune(what, plan, reason)
+        with progress("prune", "letters and events", quiet=quiet or as_json) as show:
+            done = desk.prune(what, plan, reason, show)
     _report(done, done=True, as_json=as_json)
     return 0
 

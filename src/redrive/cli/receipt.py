@@ -10,27 +10,39 @@ import click
 from redrive.cli.render import block, emit_json, moment, say
 
 if TYPE_CHECKING:
+    from redrive.app import App
     from redrive.replay.bulk import BulkDesk, Operation
 
 SHOWN = 10  # letters that were skipped or failed; --json has the first thousand
 PARTS = ("applied", "failed", "skipped", "waiting", "unasked")
 
 
-def report(bulk: BulkDesk, operation: Operation, as_json: bool, nothing: str = "no dead letters") -> None:
+def report(bulk: BulkDesk, operation: Operation, as_json: bool) -> None:
     """Print it."""
     shown = 1000 if as_json else SHOWN + 1
     bad = [one for result in ("failed", "skipped") for one in bulk.results(operation.id, result, limit=shown)]
     if as_json:
         emit_json(operation_json(operation) | {"letters": [asdict(one) for one in bad]})
         return
-    if not operation.selected:
-        say(nothing)
-        return
     click.echo(f"operation {operation.id}: {one_line(operation)}")
     for one in bad[:SHOWN]:
         block(f"letter {one.letter} {one.result}: {one.why}")
     if len(bad) > SHOWN:
         click.echo(f"  … `redrive ops {operation.id} --json` lists all of them")
+
+
+def report_nothing(app: App, action: str, reason: str, as_json: bool, nothing: str) -> int:
+    """Nothing was selected: say so, and leave no operation; the exit code is 0."""
+    if not as_json:
+        say(nothing)
+        return 0
+    from redrive.replay.bulk import Operation
+
+    operator = app.operate().operator
+    now = operator.now()
+    empty = Operation(0, action, operator.who, reason, now, 0, None, now, False, 0, 0, 0, 0, 0)
+    emit_json(operation_json(empty) | {"id": None, "letters": []})
+    return 0
 
 
 def one_line(operation: Operation) -> str:

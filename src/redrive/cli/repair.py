@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
+from redrive.cli.progress import progress, quiet_option
 from redrive.cli.render import emit_json, plain, plural, say
 from redrive.cli.waiting import finish, owners
 
@@ -27,12 +25,13 @@ program_needed = click.option("--app", "program", metavar="MODULE:APP", required
 @click.option("--reason", default="rebuild", show_default=True, help="Why; goes into the audit.")
 @click.option("--resume", is_flag=True, help="Do not start over: finish the rebuild that was begun.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is where it was.")
+@quiet_option
 @yes_option
 @store_option
 @app_option
 @json_option
 def rebuild(
-    name: str, reason: str, resume: bool, no_wait: bool, yes: bool, store: str | None, program: str | None,
+    name: str, reason: str, resume: bool, no_wait: bool, quiet: bool, yes: bool, store: str | None, program: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
     """Clear what a subscription built and build it again from the log.
@@ -53,7 +52,7 @@ def rebuild(
         if mine and name not in app.subscriptions:
             raise click.UsageError(f"{program} does not have {name!r}")
         if not no_wait and (mine or owned):
-            state = _see_through(app, desk, name, here=mine, quiet=as_json)
+            state = _see_through(app, desk, name, here=mine, quiet=quiet or as_json)
     if as_json:
         emit_json(_rebuilding(state))
     elif state.done:
@@ -144,30 +143,15 @@ def _ask_to_clear(desk: Operations, name: str, verb: str, yes: bool) -> None:
 
 
 def _see_through(app: App, desk: Operations, name: str, *, here: bool, quiet: bool) -> Rebuilding:
-    with _progress_bar(name, quiet) as show:
+    with progress(f"rebuild {name}", "positions", quiet=quiet) as show:
 
         def is_done() -> bool:
             state = desk.progress(name)
-            show(state)
+            show(state.position, max(1, state.target))
             return state.done
 
         finish(app, {name} if here else (), () if here else (name,), is_done)
     return desk.progress(name)
-
-
-@contextlib.contextmanager
-def _progress_bar(name: str, quiet: bool) -> Iterator[Callable[[Rebuilding], None]]:
-    """A bar where somebody is looking, nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda state: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task(plain(name), total=1.0)
-        yield lambda state: bar.update(task, completed=state.share)
 
 
 def _rebuilding(state: Rebuilding) -> dict[str, object]:

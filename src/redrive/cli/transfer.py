@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -23,6 +23,7 @@ from redrive.cli.program import (
     store_option,
     yes_option,
 )  # fmt: skip
+from redrive.cli.progress import progress, quiet_option
 from redrive.cli.render import emit_json, plain, plural, say
 
 if TYPE_CHECKING:
@@ -39,12 +40,13 @@ FLUSH_EVERY = 500  # events
 @click.option("--since", metavar="TIME", help="Only at or after this time, or of the last 2h.")
 @click.option("--until", metavar="TIME", help="Only before this time, or older than 2h.")
 @click.option("--after", default=0, type=click.IntRange(0, 2**62), metavar="POSITION", help="Only above this position.")
+@quiet_option
 @yes_option
 @store_option
 @app_option
 def export_log(
     log: str, out: str | None, key: str | None, kind: str | None, since: str | None, until: str | None, after: int,
-    yes: bool, store: str | None, program: str | None,
+    quiet: bool, yes: bool, store: str | None, program: str | None,
 ) -> int:  # fmt: skip
     """Write a log's events as CloudEvents 1.0, one JSON object to a line, in order.
 
@@ -60,6 +62,7 @@ def export_log(
     check_target(out)
     if out is not None and os.path.isfile(out):
         confirm(f"Replace {plain(out)} ({os.path.getsize(out):,} bytes)?", yes)
+    is_watched = out is None and sys.stdout is not None and sys.stdout.isatty()  # the events themselves are seen
     with opened(store, program) as app:
         waits = scheduled_for(app.runtime.store, log)
         lines = export(app.runtime.store, wanted, after)
@@ -67,14 +70,14 @@ def export_log(
         count, last = 0, after
         with (
             complete_file(out) as target,
-            progress_bar("export", last_position(app.runtime.store) - after, out is None) as show,
+            progress("export", "events", last_position(app.runtime.store) - after, quiet=quiet or is_watched) as show,
         ):
-            shown = _escaped if out is None and sys.stdout is not None and sys.stdout.isatty() else bytes
+            shown = _escaped if is_watched else bytes
             for row, line in itertools.chain([] if first is None else [first], lines):
                 target.write(shown(line) + b"\n")
                 count, last = count + 1, row.position
                 if count % FLUSH_EVERY == 0:
-                    show(last - after)
+                    show(last - after, count=count)
     where = f" to {out}" if out is not None else ""
     until_position = f", the last at position {last}" if count else ""
     say(f"{plural(count, 'event')} exported{where}{until_position}", err=out is None)
@@ -89,11 +92,12 @@ def export_log(
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines out, count them, and go on.")
 @click.option("--reason", default="", help="Why; goes into the audit.")
 @create_option
+@quiet_option
 @store_option
 @app_option
 @json_option
 def import_log(
-    log: str, file: str, skip_bad: bool, reason: str, create: bool, store: str | None, program: str | None,
+    log: str, file: str, skip_bad: bool, reason: str, create: bool, quiet: bool, store: str | None, program: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
     """Append the CloudEvents of a file to a log; ids, times, types, keys, schemas and headers are kept.
@@ -105,10 +109,10 @@ def import_log(
 
     with opened(store, program, create=create) as app, _source(file) as source:
         size = 0 if file == "-" else os.path.getsize(file)
-        with progress_bar("import", size, as_json or not size) as show:
+        with progress("import", "lines", size or None, quiet=quiet or as_json) as show:
             result = load(
                 app.operate().operator, log, source, skip_bad=skip_bad, reason=reason, create=create, name=file,
-                told=lambda so_far: show(so_far.bytes),
+                told=lambda so_far: show(so_far.bytes, count=so_far.lines),
             )  # fmt: skip
     _report(result, log, skip_bad, as_json)
     if result.bad == 0:
@@ -166,18 +170,3 @@ def _escaped(line: bytes) -> bytes:
 
     text = line.decode(errors="replace")
     return "".join(one if one < "\x7f" else json.dumps(one)[1:-1] for one in text).encode()
-
-
-@contextlib.contextmanager
-def progress_bar(name: str, total: int, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar where somebody is looking, nothing elsewhere."""
-    if quiet or total <= 0 or not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda done: bar.update(task, completed=done)

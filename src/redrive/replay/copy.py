@@ -6,13 +6,12 @@ read. Nobody can use the target before both ledgers say the same of every event 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from redrive.errors import BugError, UsageError
 from redrive.failpoints import hit
 from redrive.replay.chain import AuditVerdict, verify_audit
-from redrive.replay.deed import Operator
+from redrive.replay.deed import Operator, Told
 from redrive.replay.ledger import Verdict, verify
 from redrive.replay.workers import workers
 from redrive.store.address import shown
@@ -37,9 +36,6 @@ class Copied:
     accounts: tuple[Verdict, ...]
     audit: AuditVerdict
     rebuild: tuple[str, ...]  # projections whose tables have to be filled again
-
-
-Told = Callable[[int, int], None]  # rows that are there, of how many
 
 
 def copy(

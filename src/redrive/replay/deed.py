@@ -6,7 +6,7 @@ user's function, and none waits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,12 @@ from redrive.failpoints import hit
 from redrive.observe.signals import Operated, Signals
 from redrive.store.port import LetterRow, Store, StoreTx, Subscribed
 
+Told = Callable[[int, int], None]  # how much is done, of how much
 WHO_MAX = 200  # characters of a name: it stands in every listing of the audit
+
+
+def untold(done: int, total: int) -> None:
+    """Show no progress."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ reads, and it trusts nothing: what the engine keeps as counters is counted again
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from redrive.policy.letters import TRANSITIONS, State
+from redrive.replay.deed import Told, untold
 from redrive.replay.rewind import Range, ranges
 from redrive.store.filters import EVERYWHERE, Asked
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
@@ -18,6 +19,7 @@ from redrive.store.sql import Params
 
 POSITIONS_MAX = 100  # named per violation; their number is always exact
 PAGE = 10_000  # letters read at a time
+CHECKS = 5  # of a subscription, each about as long as the others
 
 _STEPS = {(before.value, after.value) for (before, _), after in TRANSITIONS.items()}
 _EDITS = {(State.RETRYING.value, State.RETRYING.value), (State.DEAD.value, State.DEAD.value)}
@@ -54,14 +56,21 @@ class Verdict:
         return not self.violations
 
 
-def verify(store: Store, plain: Collection[str] = ()) -> list[Verdict]:
+def verify(store: Store, plain: Collection[str] = (), told: Told = untold) -> list[Verdict]:
     """The account of every subscription in the store.
 
     `plain` names subscriptions whose lanes are the events' own keys (no `key_by`), as the program knows; for them
-    overtaking is also found where no letter tells of it.
+    overtaking is also found where no letter tells of it. `told` is called with how many checks are done, of how many.
     """
     with store.reading() as tx:
-        verdicts = [_account(tx, row, row.name in plain) for row in tx.progress.all()]
+        rows = tx.progress.all()
+        total, verdicts = CHECKS * len(rows), []
+        for number, row in enumerate(rows):
+
+            def checked(done: int, before: int = number * CHECKS) -> None:
+                told(before + done, total)
+
+            verdicts.append(_account(tx, row, row.name in plain, checked))
         for (orphan,) in tx.sql.all("ledger_orphans"):
             message = "rows of a subscription that is not registered: its name is lost"
             verdicts.append(Verdict(f"#{orphan}", violations=(Violation("orphan", message),)))
@@ -74,13 +83,13 @@ def verify(store: Store, plain: Collection[str] = ()) -> list[Verdict]:
     return verdicts
 
 
-def _account(tx: StoreTx, row: Subscribed, plain: bool) -> Verdict:
+def _account(tx: StoreTx, row: Subscribed, plain: bool, checked: Callable[[int], None]) -> Verdict:
     if not tx.progress.members(row.id):
         return Verdict(row.name, violations=(Violation("no_progress", "its progress row is missing"),))
     filters = tx.progress.filters(row.id)
     if not filters:
         return Verdict(row.name, violations=(Violation("no_filter", "nobody knows which events it asked for"),))
-    return Account(tx, row, tx.progress.get(row.id), Asked(filters)).verdict(plain)
+    return Account(tx, row, tx.progress.get(row.id), Asked(filters)).verdict(plain, checked)
 
 
 class Account:
@@ -97,15 +106,20 @@ class Account:
         self.fates: dict[str, int] = {}  # letters above the start by state
         self.unasked: list[tuple[str, tuple[int, ...]]] = []  # letters that the filter cannot explain
 
-    def verdict(self, plain: bool) -> Verdict:
-        """Count, compare, and say where everything is."""
+    def verdict(self, plain: bool, checked: Callable[[int], None]) -> Verdict:
+        """Count, compare, and say where everything is; `checked` is called with the number of checks that are done."""
         self._sort_letters()
+        checked(1)
         asked_done = sum(1 for position, kind in self.done.items() if self.asked.wants(position, kind))
         pending = self.asked.count(self.tx, self.log, self.progress.position, self.last) - asked_done
         if self.row.kind == "intake":
             pending = 0  # what is above the last that it landed was appended by somebody else
         opened = self.tx.letters.counts(self.row.id)
-        violations = [*self._balance(asked_done), *self._positions(), *self._letters(), *self._order(plain)]
+        violations: list[Violation] = []
+        checks = (self._balance(asked_done), self._positions(), self._letters(), self._order(plain))
+        for number, check in enumerate(checks, 2):
+            violations += check
+            checked(number)
         return Verdict(
             self.row.name, self.progress.position, pending, self.progress.applied + self.fates.get("applied", 0),
             opened.get("retrying", 0), opened.get("waiting", 0), opened.get("dead", 0),

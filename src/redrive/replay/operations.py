@@ -10,7 +10,7 @@ from redrive.clock import Env
 from redrive.observe.signals import Signals
 from redrive.replay import ledger, rebuild
 from redrive.replay.bulk import BulkDesk
-from redrive.replay.deed import Operator, whoami
+from redrive.replay.deed import Operator, Told, untold, whoami
 from redrive.replay.ledger import Verdict
 from redrive.replay.letters import LetterDesk
 from redrive.replay.rebuild import Rebuilding, ResetPlan
@@ -40,10 +40,10 @@ class Operations:
     bulk: BulkDesk
     declared: Mapping[str, Subscription] = field(default_factory=dict)
 
-    def verify(self) -> list[Verdict]:
-        """Account for every event of every subscription."""
+    def verify(self, told: Told = untold) -> list[Verdict]:
+        """Account for every event of every subscription; `told` is called after each check."""
         plain = {name for name, sub in self.declared.items() if sub.key_by is None and sub.order == "key"}
-        return ledger.verify(self.operator.store, plain)
+        return ledger.verify(self.operator.store, plain, told)
 
     def verify_audit(self) -> AuditVerdict:
         """Walk the audit's hash chain."""
@@ -63,11 +63,11 @@ class Operations:
 
         return plan_prune(self.operator.store, self.operator.now(), what)
 
-    def prune(self, what: What, plan: PrunePlan, reason: str = "") -> PrunePlan:
-        """Delete what was planned."""
+    def prune(self, what: What, plan: PrunePlan, reason: str = "", told: Told = untold) -> PrunePlan:
+        """Delete what was planned; `told` is called after each batch."""
         from redrive.replay.prune import prune
 
-        return prune(self.operator, what, plan, reason)
+        return prune(self.operator, what, plan, reason, told)
 
     def workers(self, lease: float) -> list[Worker]:
         """Who runs what; one that has been silent for longer than a lease is said to be."""

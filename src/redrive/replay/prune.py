@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from redrive.replay.deed import Operator, find
+from redrive.replay.deed import Operator, Told, find, untold
 from redrive.replay.forget import delete_letters, forget_history
 from redrive.replay.prune_events import EventPlan, check_mirrors, check_readers, plan_events, prune_events
 from redrive.store import journal
@@ -40,6 +40,11 @@ class PrunePlan:
     journal: int = 0
     unmirrored: int = 0  # letters that stay, because a mirror lacks something of them
     events: list[EventPlan] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """How many letters and events are deleted or emptied."""
+        return self.applied + self.superseded + self.emptied + sum(one.events for one in self.events)
 
     @property
     def nothing(self) -> bool:
@@ -77,9 +82,10 @@ def plan_prune(store: Store, now: float, what: What) -> PrunePlan:
     return plan
 
 
-def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "") -> PrunePlan:
-    """Do what was planned, batch by batch; what was touched since is left alone."""
+def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "", told: Told = untold) -> PrunePlan:
+    """Do what was planned, batch by batch; what was touched since is left alone. `told` is called after each batch."""
     done = PrunePlan(plan.before)
+    total = plan.size
     target = f"older than {show_duration(what.older_than)}"
     with operator.store.transaction() as tx:
         planned = {
@@ -89,8 +95,13 @@ def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "") -> 
         }  # fmt: skip
         operator.audit(tx, "prune", what.subscription or "", target, reason, planned)
     for _ in letter_pieces(operator.store, what, done):
-        pass
-    done.events = [prune_events(operator.store, one) for one in plan.events]
+        told(done.size, total)
+    for one in plan.events:
+
+        def gone(events: int, before: int = done.size) -> None:
+            told(before + events, total)
+
+        done.events.append(prune_events(operator.store, one, gone))
     with operator.store.transaction() as tx:
         tx.letters.sieve.prune()
     operator.tell("prune", what.subscription or "", target)

@@ -7,7 +7,7 @@ on from it), and the event that each progress recognises its log by.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -125,10 +125,13 @@ def _log(tx: StoreTx, name: str) -> int:
     return log
 
 
-def prune_events(store: Store, plan: EventPlan) -> EventPlan:
-    """Delete them, oldest first; what has come to be needed since stays."""
-    done = list(event_pieces(store, plan)) if plan.events else []
-    return replace(plan, events=sum(one[0] for one in done), letters=sum(one[1] for one in done))
+def prune_events(store: Store, plan: EventPlan, told: Callable[[int], None] = lambda events: None) -> EventPlan:
+    """Delete them, oldest first; what has come to be needed since stays. `told` is called with how many are gone."""
+    events = letters = 0
+    for gone in event_pieces(store, plan) if plan.events else ():
+        events, letters = events + gone[0], letters + gone[1]
+        told(events)
+    return replace(plan, events=events, letters=letters)
 
 
 def event_pieces(store: Store, plan: EventPlan) -> Iterator[tuple[int, int]]:

@@ -27,20 +27,22 @@ if TYPE_CHECKING:
 PAUSE_MAX = 0.1  # seconds between two slices; SQLite's own waiting looks as seldom as that
 
 
-def rehearse(app: App, letters: Sequence[LetterRow], *, lane: bool = False) -> Rehearsal:
+def rehearse(
+    app: App, letters: Sequence[LetterRow], *, lane: bool = False, told: Callable[[int], None] = lambda letters: None
+) -> Rehearsal:
     """What one more attempt of these letters would come to; `lane`: also of those that wait behind them.
 
     Handlers take part only if they are declared `rehearsable=True`. Letters that are rehearsed in one slice see each
-    other's effects, those of one lane always do.
+    other's effects, those of one lane always do. `told` is called with how many are rehearsed so far.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_rehearse(app, letters, lane))
+        return asyncio.run(_rehearse(app, letters, lane, told))
     raise UsageError("a rehearsal waits for its functions: in a coroutine, await asyncio.to_thread(rehearse, …)")
 
 
-async def _rehearse(app: App, letters: Sequence[LetterRow], followers: bool) -> Rehearsal:
+async def _rehearse(app: App, letters: Sequence[LetterRow], followers: bool, told: Callable[[int], None]) -> Rehearsal:
     declared = {one.name: one for one in app._selected(None, ())}
     runtime, report = app.runtime, Report()
     lanes, settled = by_lane(runtime.store, letters, followers=followers)
@@ -54,7 +56,7 @@ async def _rehearse(app: App, letters: Sequence[LetterRow], followers: bool) -> 
             with runtime.store.stage as stage:
                 house = House(runtime.store, stage, runtime.env, runtime.settings, runtime.types, deps)
                 for name, of_name in lanes.items():
-                    await _play(house, declared[name], of_name, report)
+                    await _play(house, declared[name], of_name, report, told)
     emitted: dict[str, dict[str, int]] = {}
     for (log, kind), count in sorted(report.emitted.items()):
         emitted.setdefault(log, {})[kind] = count
@@ -69,7 +71,9 @@ def _why_not(name: str, subscription: Subscription | None) -> str:
     return ""
 
 
-async def _play(house: House, subscription: Subscription, lanes: Iterable[Lane], report: Report) -> None:
+async def _play(
+    house: House, subscription: Subscription, lanes: Iterable[Lane], report: Report, told: Callable[[int], None]
+) -> None:
     """Slice after slice; as long as one held the write lock, nobody of us asks for it again."""
     with house.store.reading() as tx:
         row = tx.progress.find(subscription.name)
@@ -93,4 +97,5 @@ async def _play(house: House, subscription: Subscription, lanes: Iterable[Lane],
 
     while scene.waits:
         held = await scene.play(in_thread)
+        told(len(report.letters))
         await asyncio.sleep(min(held, PAUSE_MAX) if scene.waits else 0)
