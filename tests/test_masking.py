@@ -122,6 +122,7 @@ def test_mask_text_hides_assigned_passwords(text: str) -> None:
         "redis://cache:6379/0 is away, ask ops@example.com",
         "postgresql://db.example:5432/shop?sslmode=require&application_name=x",
         "the password is too short: 3 of 12 characters",
+        "write postgresql://ada:PASSWORD@db/shop, not host=… password=…",
         "http://host:%d/ and http://{host}:{port}/",
         "a://",
         "://",

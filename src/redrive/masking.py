@@ -10,6 +10,7 @@ import re
 from urllib.parse import unquote
 
 HIDDEN = "***"
+PLACEHOLDER = "PASSWORD"  # in an address that an error tells you to write
 
 POSTGRES = ("postgresql", "postgres")
 # The words of libpq whose values may be shown. A word that is not in this list is hidden: it may be part of a password.
@@ -39,7 +40,7 @@ _TRAILING = ".,;:!?)]}>"
 _ASSIGNED = re.compile(
     r"""(passw(?:or)?d|passphrase)
         (?:(\s{0,2}=\s{0,2}|['"]\s{0,2}[:,=]\s{0,2}(?=['"]))
-           (?:'(?:[^'\\\n]|\\.)*+'?|"(?:[^"\\\n]|\\.)*+"?|[^\s,;&'")\]}]+))""",
+           (?:'(?:[^'\\\n]|\\.)*+'?|"(?:[^"\\\n]|\\.)*+"?|(?!…)[^\s,;&'")\]}]+))""",
     re.IGNORECASE | re.VERBOSE,
 )
 
@@ -94,7 +95,7 @@ def _place(scheme: str, rest: str, port: re.Pattern[str]) -> str:
     query = _query_starts(rest)
     if at > query and "=" in rest[query:at]:  # the @ may be part of a parameter's value
         at = rest.rfind("@", 0, query)
-    if at >= 0 and colon is not None and colon.start() < min(at, query):
+    if at >= 0 and colon is not None and colon.start() < min(at, query) and rest[colon.end() : at] != PLACEHOLDER:
         return f"{rest[: colon.start()]}:{HIDDEN}@{_query(scheme, rest[at + 1 :])}"
     if 0 <= at < host_ends and scheme not in POSTGRES:
         return f"{HIDDEN}@{_query(scheme, rest[at + 1 :])}"  # a token in the place of the user

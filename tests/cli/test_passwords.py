@@ -49,6 +49,13 @@ def test_no_command_prints_the_password(inside: Any, command: tuple[str, ...], a
         check_unseen(answer.out + answer.err)
 
 
+def test_refused_conninfo_shows_the_url_to_write(inside: Any, elsewhere: Path) -> None:
+    answer = inside("status", "--store", "host=db user=ada password=Xq7fZk9w dbname=shop")
+    assert answer.code == 2
+    assert "write postgresql://ada:PASSWORD@db/shop, with the password" in answer.err
+    assert list(elsewhere.iterdir()) == []
+
+
 @pytest.mark.parametrize("address", [url.format(f"Xq7f{middle}Zk9w") for url in URLS for middle in ("", "#", "?")])
 def test_config_show_prints_no_password(inside: Any, address: str) -> None:
     for more in ((), ("--json",), ("store",)):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.policy.fingerprint import _digest, fingerprint, normalise
+from redrive.policy.fingerprint import _RUN_OF_VARIABLES, _VARIABLE, _digest, _normalised, fingerprint, normalise
 
 STACK = [("shop.payments", "charge"), ("shop.bank", "post")]
 
@@ -116,3 +119,44 @@ def test_a_very_long_message_is_read_only_so_far() -> None:
 
 def test_a_fingerprint_is_the_same_on_every_machine_and_python_because_it_is_stored() -> None:
     assert fingerprint("shop.Declined", STACK, "carte n° 17 refusée") == "cb1437883b04"
+
+
+# Each of these was, or might be, slow to look through when it is repeated.
+HOSTILE = [
+    "'\\", "\\'", "\\'a", "\\'\n", '"\\', "'\\\"", "\\\"\\'\n", "'1\\'\\\"", "'\\' ", "'a'a", "b'\\", "ab'", "`", "`a",
+    "#-", "1 ", "1_", "1,", "1.1e1 ", "e9", "a1 ", "-", "/", "\\", "ffffffff", "00000000z ", "\U000f0000\\'",
+]  # fmt: skip
+ENDS = ["", "'a", '"a', "'", "\n"]
+
+
+def seconds(text: str, function: Callable[[str], str] = _normalised) -> float:
+    """Processor time of the fastest of several, so that other work on the machine counts little."""
+    best = 60.0
+    for _ in range(5):
+        started = time.process_time()
+        function(text)
+        best = min(best, time.process_time() - started)
+    return best
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+@pytest.mark.parametrize("end", ENDS)
+def test_hostile_message_of_64_kb_costs_less_than_5_ms(piece: str, end: str) -> None:
+    """What is read of it ends before `end`, so the end is put where the reading ends, too."""
+    for text in ((piece * 65_536)[:65_536], (piece * 10_000)[: 10_000 - len(end)] + end + "x" * 55_536):
+        assert seconds(text, lambda message: fingerprint("ValueError", STACK, message)) < 0.005
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+@pytest.mark.parametrize("end", ["", "'a"])
+def test_normalising_takes_linear_time(piece: str, end: str) -> None:
+    """Eight times the text takes eight times as long; it took 64 times as long where quotes were escaped."""
+    small, large = (piece * (size // len(piece)) + end for size in (2_000, 16_000))
+    assert seconds(large) < 24 * seconds(small) + 0.001
+
+
+@given(st.text(st.sampled_from("'\"\\ab1\n -#`\U000f0000"), max_size=40))
+def test_linear_normalising_gives_the_stored_fingerprints(text: str) -> None:
+    """The pattern alone is what fingerprints were made with before; it is slow, and right."""
+    plain = _RUN_OF_VARIABLES.sub("#", _VARIABLE.sub("#", text))
+    assert _normalised(text) == " ".join(plain.split())

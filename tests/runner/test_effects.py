@@ -404,6 +404,26 @@ def test_an_exception_whose_text_cannot_be_had_is_kept_all_the_same(app: App, ha
     assert len(huge.error_message.encode()) <= 8192
 
 
+def test_failure_of_a_handler_is_described_outside_a_transaction(app: App, harness: Harness) -> None:
+    """Its text may be long and hostile: looking through it must not hold the write lock."""
+    described = []
+
+    class Watching(Exception):
+        def __str__(self) -> str:
+            described.append(app.runtime.store.inside_transaction())
+            return "'\\" * 5_000
+
+    @app.on(app.log("orders"), start="first", retry=no_retry)
+    def act(event, ctx):
+        raise Watching
+
+    put(harness, "a", "b")
+    harness.run_until_idle()
+    assert len(harness.letters()) == 2
+    assert described
+    assert not any(described)
+
+
 def test_ctx_is_refused_what_is_not_a_dict_as_state(app: App, harness: Harness) -> None:
     @app.on(app.log("orders"), start="first", retry=no_retry)
     def act(event, ctx):

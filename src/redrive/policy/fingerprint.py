@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 _READ_MAX = 10_000  # characters looked at; what tells two bugs apart stands at the front
 _KEPT_MAX = 500  # characters of the normalised text that count
@@ -29,6 +29,12 @@ _VARIABLE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# From an escaped quote to the quote that would close it, which is group 1, or to where the search for one ends.
+_FROM_ESCAPED = {
+    "'": re.compile(r"(?<!\\)(?:\\\\)*+\\'(?:[^'\\\n]|\\.)*+('(?!\w))?"),
+    '"': re.compile(r'(?<!\\)(?:\\\\)*+\\"(?:[^"\\\n]|\\.)*+("(?!\w))?'),
+}
+_PLACEHOLDERS = range(0xF0000, 0xFFFFE)  # characters for private use; more than a cut message can hold
 _RUN_OF_VARIABLES = re.compile(r"\#(?:[-+.:,/\s]*\#)+")  # dates, lists and versions: however many parts, one value
 
 
@@ -56,8 +62,37 @@ def _digest(error_type: str, path: tuple[tuple[str, str], ...], message: str) ->
 
 def normalise(message: str) -> str:
     """The message with everything that varies from event to event replaced by #."""
-    text = _VARIABLE.sub("#", message[:_READ_MAX])
-    return " ".join(_RUN_OF_VARIABLES.sub("#", text).split())[:_KEPT_MAX]
+    return _normalised(message[:_READ_MAX])[:_KEPT_MAX]
+
+
+def _normalised(text: str) -> str:
+    if "\\'" in text or '\\"' in text:
+        text = _without_hopeless_quotes(text)
+    else:
+        text = _VARIABLE.sub("#", text)
+    return " ".join(_RUN_OF_VARIABLES.sub("#", text).split())
+
+
+def _without_hopeless_quotes(text: str) -> str:
+    """Replace the values in linear time where quotes are escaped.
+
+    Each escaped quote may open a value, and the search for its end reads on to the next quote that is not escaped. If
+    that closes nothing, all escaped quotes before it fail in the same way. `_VARIABLE` would try each of them, which
+    took 137 ms for 8 kB; so they are hidden from it.
+    """
+    used = set(text)
+    free = (chr(number) for number in _PLACEHOLDERS if chr(number) not in used)
+    hidden = {quote: next(free) for quote in _FROM_ESCAPED}
+    for quote, pattern in _FROM_ESCAPED.items():
+        text = pattern.sub(partial(_hide, quote, hidden[quote]), text)
+    text = _VARIABLE.sub("#", text)
+    for quote, placeholder in hidden.items():
+        text = text.replace(placeholder, quote)
+    return text
+
+
+def _hide(quote: str, placeholder: str, found: re.Match[str]) -> str:
+    return found[0] if found[1] else found[0].replace(quote, placeholder)
 
 
 _remembered = lru_cache(1024)(normalise)
