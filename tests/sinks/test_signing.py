@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import hmac
+from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
 
 from redrive import UsageError, verify_signature
 from redrive.sinks import BadSignature
@@ -70,6 +74,37 @@ def test_while_a_secret_is_replaced_both_sides_may_be_first() -> None:
     assert verify_signature(BODY, both, old, now=NOW) == verify_signature(BODY, both, [new], now=NOW) == "x"
     with_old = sign("x", NOW, BODY, keys(old))
     assert verify_signature(BODY, with_old, [new, old], now=NOW) == "x"
+
+
+def test_an_id_with_a_dot_is_refused() -> None:
+    """Its signature fits another id, another time and another body just as well."""
+    signed = f"order.1.{NOW}.body".encode()
+    headers = {
+        "webhook-id": "order.1",
+        "webhook-timestamp": str(NOW),
+        "webhook-signature": "v1," + base64.b64encode(hmac.digest(bytes(range(24)), signed, "sha256")).decode(),
+    }
+    with pytest.raises(BadSignature, match="%2E"):
+        verify_signature(b"body", headers, SECRET, now=NOW)
+
+
+ids = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+
+
+@given(ids, st.text(max_size=40))
+def test_standardwebhooks_signs_what_we_verify(event_id: str, body: str) -> None:
+    headers = sign(event_id, NOW, body.encode(), keys(SECRET))
+    assert "." not in headers["webhook-id"]
+    at = datetime.fromtimestamp(NOW, UTC)
+    theirs = headers | {"webhook-signature": Webhook(SECRET).sign(headers["webhook-id"], at, body)}
+    assert theirs == headers
+    assert verify_signature(body.encode(), theirs, SECRET, now=NOW) == event_id
+
+
+def test_standardwebhooks_verifies_what_we_sign() -> None:
+    now = int(datetime.now(UTC).timestamp())  # their clock cannot be set; five minutes of difference are allowed
+    headers = sign("order.1 é", now, BODY, keys([SECRET, "another secret of ours"]))
+    assert Webhook(SECRET).verify(BODY, headers) == {"cents": 4200}
 
 
 def test_the_parts_of_what_is_signed_cannot_be_divided_otherwise() -> None:

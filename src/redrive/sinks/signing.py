@@ -94,6 +94,8 @@ def verify_signature(
         message_id, timestamp, given = (lower[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
     except KeyError as error:
         raise BadSignature(f"the header {error.args[0]} is missing") from None
+    if "." in message_id:
+        raise BadSignature("webhook-id holds a dot, so what is signed may be divided otherwise; redrive writes it %2E")
     if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
         raise BadSignature("webhook-timestamp is not a number of seconds")
     apart = abs((_clock.now() if now is None else now) - int(timestamp))
