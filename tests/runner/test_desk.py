@@ -23,7 +23,7 @@ def duty() -> Duty:
     order, holds = SimpleNamespace(order="key"), KeyHolds(1, FakeClock(), are_lanes=True)
     return cast(
         "Duty",
-        SimpleNamespace(lanes=Lanes(), horizon=0, suspects=set(), holds=holds, subscription=order),
+        SimpleNamespace(lanes=Lanes(), looks=0, horizon=0, suspects=set(), holds=holds, subscription=order),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,9 +40,11 @@ from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Engine, Work
 from redrive.runner.handle import Group, Handling, Round
 from redrive.runner.leases import lease_of
+from redrive.runner.open_letters import load_lanes
 from redrive.runner.scheduling import Look
 from redrive.runner.settle import Settling, tell
 from redrive.runner.staff import Staff
+from redrive.store.changes import Changed, Changes
 from redrive.store.done import Done
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
@@ -226,6 +228,31 @@ def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "lock_subscription", "parked_version + 1", "parked_version + 0")
 
 
+@mutant("the owner misses a letter that an operator changed", "8")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Changes.add
+
+    def forgetful(self: Changes, subscription: int, letters: Sequence[tuple[int, str | None]]) -> None:
+        real(self, subscription, letters[:-1])
+
+    patch.setattr(Changes, "add", forgetful)
+
+
+@mutant("the owner reads a changed letter without the rest of its lane", "6, 8")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Changes.after
+
+    def alone(self: Changes, *where: Any) -> Changed | None:
+        found = real(self, *where)
+        if found is None:
+            return None
+        listed = {row[0] for row in self._sql.connection.execute("SELECT letter FROM redrive_changes")}
+        lanes = [(lane, head if head and head.letter in listed else None, size) for lane, head, size in found.lanes]
+        return found._replace(lanes=lanes)
+
+    patch.setattr(Changes, "after", alone)
+
+
 @mutant("a take-over loads before it bumps the epoch", "8", **OVERSLEEPERS)
 def _(patch: pytest.MonkeyPatch) -> None:
     def take(
@@ -239,6 +266,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
                 return seen
             duty = Duty(engine, subscription, row, 0)
             duty.load(tx, seen)
+            load_lanes(duty, tx, tx.progress.get(row.id).parked_version)
         now = clock.now()
         with engine.store.transaction() as tx:
             former = lease_of(tx.progress.get(row.id))

@@ -86,19 +86,43 @@ class Lanes:
         if head is not None and head.state == "retrying":
             heapq.heappush(self._due, (head.due_at, head.letter, lane))
 
-    def notice(self, now: float, delay_max: float) -> None:
+    def notice(self, now: float, delay_max: float, *, is_set_back: bool = False) -> None:
         """Look at the wall clock: if it ran backwards, nothing may stay due in a future that was the present."""
-        if now < self._noticed:
+        if is_set_back or now < self._noticed:
             for lane, head in list(self._heads.items()):
                 self.put(lane, rebased(head, now, delay_max))
             for head in list(self._loose.values()):
                 self.put(None, rebased(head, now, delay_max))
         self._noticed = now
 
+    def learn(self, lane: str | None, letter: int, head: Head | None, size: int) -> None:
+        """The store says this of a lane, or of a letter in a lane of its own: its head, and how many are open.
+
+        Without a head the lane is free, and the letter waits for no due time.
+        """
+        if lane is None and head is None:
+            self.drop_loose(letter)
+        elif head is None or not self._is_known(lane, head):
+            if lane is not None:
+                self._sizes.pop(lane, None)
+            self.put(lane, head, size)
+        elif lane is not None:
+            self._sizes[lane] = max(size, 1)
+
+    def _is_known(self, lane: str | None, head: Head) -> bool:
+        """Is this the head already, as the store has it? One that a hold keeps back has another due time here."""
+        current, held = self.head(lane, head.letter), self._held.get(head.letter)
+        if held is not None and held[1] == head and current is not None and current.rev == head.rev:
+            return True
+        self._held.pop(head.letter, None)
+        return current == head
+
     def hold(self, lane: str | None, head: Head, until: float) -> None:
         """A hold keeps this head back: it is due when the hold ends, or as before once it is released."""
         if self.head(lane, head.letter) == head:
-            self._held.setdefault(head.letter, (lane, head))
+            before = self._held.get(head.letter)
+            if before is None or before[1].rev != head.rev:  # else a hold has set this due time
+                self._held[head.letter] = lane, head
             self.put(lane, head._replace(due_at=until))
 
     def release(self) -> None:

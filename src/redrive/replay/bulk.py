@@ -123,11 +123,13 @@ class BulkDesk:
             tx.sql.run("operation_cancel", {"id": number, "now": now})  # first: whoever asks is done, or sees it
             tx.sql.run("operation_skip_unasked", {"id": number, "why": CANCELLED})
         while rows := self._waiting(number):
-            for subscription in sorted({subscription for _, subscription in rows}):
+            for subscription in sorted({subscription for _, subscription, _ in rows}):
                 with self._operator.acting(subscription) as tx:
-                    for letter in [letter for letter, of in rows if of == subscription]:
+                    mine = [(letter, lane) for letter, of, lane in rows if of == subscription]
+                    for letter, _ in mine:
                         tx.sql.run("operation_asked", ("skipped", CANCELLED, number, letter))
                         tx.sql.run("letter_unreplay", {"id": letter, "operation": number, "now": now})
+                    tx.letters.changes.add(subscription, mine)
         return self.get(number)
 
     def get(self, number: int) -> Operation:
@@ -164,9 +166,10 @@ class BulkDesk:
             found = {letter: (tx.letters.get(letter), rev) for letter, rev in rows}
         return {number: letter and letter._replace(rev=rev) for number, (letter, rev) in found.items()}
 
-    def _waiting(self, number: int) -> list[tuple[int, int]]:
+    def _waiting(self, number: int) -> list[tuple[int, int, str | None]]:
         with self._store.reading() as tx:
-            return [(row[0], row[1]) for row in tx.sql.all("operation_waiting", {"id": number, "limit": CHUNK_MAX})]
+            rows = tx.sql.all("operation_waiting", {"id": number, "limit": CHUNK_MAX})
+        return [(row[0], row[1], row[2]) for row in rows]
 
 
 def operation_of(tx: StoreTx, number: int) -> Operation:

@@ -194,6 +194,7 @@ class HoldDesk:
                     due_at = holds.until(letter.key, now) or now
                     if letter.key is not None and changed.covers(letter.key) and letter.due_at != due_at:
                         set_due(tx.sql, letter.id, letter.rev, due_at, now)
+                        tx.letters.changes.add(row.id, [(letter.id, letter.lane)])
                 after[row.id] = letters[-1].id
             room -= len(letters)
             if room <= 0:

@@ -184,6 +184,7 @@ class LetterDesk(LetterShelf):
                 done.append(letter.id)
                 if not audited:
                     self._note(tx, action, letter, reason, {})
+            tx.letters.changes.add(subscription, [(letter.id, letter.lane) for letter in chunk if letter.id in done])
             within.record(tx, action, done, refused)
             if not done and within.operation is None:
                 raise Nothing

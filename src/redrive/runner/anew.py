@@ -13,13 +13,24 @@ from redrive.context import Again, Ended, Escalate
 from redrive.errors import CommitRefused, StoreError, TransactionEnded
 from redrive.runner.batch import Batch, Turn
 from redrive.runner.caller import Caller
+from redrive.runner.open_letters import FarBehind
 from redrive.runner.strides import Pace
 
 
 def run_with_care(caller: Caller, pace: Pace, run: Callable[[], None], turn: Turn, batch: Batch | None = None) -> None:
-    """One of many broke a constraint that is checked at the end: once more, looking after each of them."""
+    """One of many broke a constraint that is checked at the end: once more, looking after each of them.
+
+    Operators changed very many letters: read these without the write lock, and come back.
+    """
     try:
         _run(caller, run, turn, batch)
+        return
+    except FarBehind:
+        caller.settling = None
+        with caller.duty.engine.store.reading() as tx:
+            caller.duty.refresh(tx)
+        turn.forget()
+        turn.more = True
         return
     except CommitRefused:
         caller.is_strict = True

@@ -14,7 +14,8 @@ from redrive.event import from_row
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.runner.call import find_key
-from redrive.runner.duty import Duty, is_asked
+from redrive.runner.duty import Duty
+from redrive.runner.open_letters import catch_up, is_asked
 from redrive.store.filters import Asked
 from redrive.store.port import LetterRow, StoreTx
 
@@ -48,7 +49,7 @@ def perform(duty: Duty, busy: Busy) -> None:
         row = tx.progress.member(duty.member)
         if row.epoch != duty.epoch:
             raise Fenced(f"{duty.subscription.name}: epoch {duty.epoch} is over, {row.epoch} rules")
-        duty.load_lanes(tx, row.parked_version)
+        catch_up(duty, tx, row.parked_version)
 
 
 def _letter(tx: StoreTx, duty: Duty, control: Control) -> LetterRow | None:
@@ -69,6 +70,7 @@ def _is_idle(duty: Duty, letter: LetterRow, busy: Busy) -> bool:
 def _answer(duty: Duty, control: Control) -> None:
     engine, name, target = duty.engine, duty.subscription.name, f"letter {control.letter}"
     with engine.store.transaction() as tx:
+        tx.progress.lock(duty.id)  # it is an operator's change, and listed like any other; before the fence, as theirs
         tx.progress.fence(duty.member, duty.epoch, duty.window.position)
         now, letter = engine.env.clock.now(), _letter(tx, duty, control)
         why = "there is no such letter" if letter is None else _reopen(tx, duty, control, letter, now)
@@ -90,6 +92,8 @@ def _reopen(tx: StoreTx, duty: Duty, control: Control, letter: LetterRow, now: f
     stored = tx.letters.get(letter.id)
     if changed and stored is not None and stored.lane != letter.lane:
         tx.sql.run("letter_rekey", {"id": letter.id, "lane": letter.lane, "key": letter.key, "now": now})
+    if changed:
+        tx.letters.changes.add(duty.id, [(letter.id, letter.lane)])
     return "" if changed else f"it changed since it was asked for: it is {letter.state} now (revision {letter.rev})"
 
 

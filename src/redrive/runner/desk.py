@@ -31,7 +31,7 @@ class Desk:
         self._queued = 0
         self._has_loose = False  # was anything here that is in no lane?
         self._following: Counter[str] = Counter()
-        self._lanes, self._holds = duty.lanes, duty.holds.now
+        self._looks, self._holds = duty.looks, duty.holds.now
         self._keyed, self._total = duty.subscription.order == "key", duty.subscription.order == "total"
 
     def __len__(self) -> int:
@@ -170,9 +170,9 @@ class Desk:
         if self.duty.holds.now is not self._holds:
             self._holds = self.duty.holds.now
             stale += self._keep_back()
-        if lanes is self._lanes:
+        if self.duty.looks == self._looks:
             return stale
-        self._lanes = lanes
+        self._looks = self.duty.looks
         for queue in (self.ready, self.alone):
             waiting = list(queue)
             old = [w for w in waiting if w.head is not None and lanes.head(w.lane, w.head.letter) != w.head]

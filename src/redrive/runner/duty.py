@@ -6,6 +6,7 @@ lease. Nothing in here is the truth; the store is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,12 +29,13 @@ from redrive.policy.progress import Window
 from redrive.runner.call import describe, find_key
 from redrive.runner.handed import Handed
 from redrive.runner.holds import KeyHolds
+from redrive.runner.open_letters import DELAY_MAX, catch_up
 from redrive.runner.standing import Standing
 from redrive.settings import Settings
 from redrive.store.heard import Heard, heard_of
 from redrive.store.identity import identity
 from redrive.store.keyed import Keyed
-from redrive.store.port import LetterRow, StoreTx, Subscribed
+from redrive.store.port import StoreTx, Subscribed
 from redrive.store.progress import member_of, member_row
 from redrive.store.scheduled import is_scheduled
 from redrive.store.sql import Row
@@ -41,7 +43,6 @@ from redrive.store.states import Keeper, Owner
 from redrive.subscription import Subscription
 from redrive.types import EventTypes
 
-DELAY_MAX = 30 * 86_400.0  # no due time lies further ahead, whatever the clock did
 JOINED_MAX = 16  # events that are applied in the transaction in which they land: nobody looks at the time meanwhile
 STATES_MAX = 10_000  # keyed states kept in memory; others are read when needed
 
@@ -60,6 +61,7 @@ class Engine:
     appended: Callable[[str], None]  # wake whoever reads this log
     worker: str
     handed: Handed = field(default_factory=Handed)
+    crashed: set[int] = field(default_factory=set)  # members whose former owner died and whose letters are not read yet
     standing: Standing = field(default_factory=Standing)
 
 
@@ -116,6 +118,8 @@ class Duty:
         self.lanes = Lanes()
         self.holds = KeyHolds(row.id, engine.env.clock, are_lanes=subscription.order == "key")
         self.log_id = self.parked_version = self.quiet_until = self.horizon = 0
+        self.looks = 0  # how often letters were read because somebody else changed them
+        self.known_versions: deque[int] = deque()  # what we knew at the last renewals, the oldest first
         self.unsure = 0  # so many events that are still to land may have been in flight when a process died
         self.paused = self.durable = False
         self.suspects: set[int] = set()
@@ -143,7 +147,7 @@ class Duty:
         return self.engine.deps()
 
     def load(self, tx: StoreTx, former: Lease) -> None:
-        """Everything at once, in the transaction that made us the owner."""
+        """All but the open letters, in the transaction that made us the owner; these follow: `open_letters.load`."""
         env = self.engine.env
         row = tx.progress.member(self.member)
         self.log_id = tx.logs.id_of(self.subscription.source)
@@ -157,10 +161,8 @@ class Duty:
         self.window = Window(row.position, done, elsewhere)
         self.settled_at = row.settled_at
         self.paused, self.quiet_until = bool(row.paused), row.quiet_until
-        self.load_lanes(tx, row.parked_version)
-        self.edits = {
-            position: (rev, data) for position, rev, data in tx.sql.all("edits_latest", {"subscription": self.id})
-        }
+        edits = tx.sql.all("edits_latest", {"subscription": self.id, "above": row.position})
+        self.edits = {position: (rev, data) for position, rev, data in edits}
         self.moved = self._find_moved(tx, row.position) if one.key_by is not None else {}
         if self.quiet_until:
             self.heard = heard_of(tx, self.id)
@@ -168,18 +170,18 @@ class Duty:
             tx.keyed.excuse(self.member)
         tx.keyed.forget_settled(self.member, self.id, row.position)
         self.charges = tx.keyed.charge(self.member, env.boot)
-        crashed = is_crash(former, env.boot) and former.owner != env.owner
-        if crashed or self.charges:
+        if is_crash(former, env.boot) and former.owner != env.owner:
+            self.engine.crashed.add(self.member)
+        if self.is_after_crash:
             self.horizon = self._find_horizon(tx, row.position, [one for one in done if one > row.position])
             self.unsure = JOINED_MAX if self._is_landed_in(tx) else 0
-            now = env.clock.now()
-            self.suspects = {  # one that was charged stays one, also when a clock set back makes it wait again
-                head.letter
-                for _, head, _ in tx.letters.heads(self.id, self.share.has)
-                if head.state == "retrying" and (head.due_at <= now or head.position in self.charges)
-            }
         if self.subscription.state is not None:
             self.keeper = self.subscription.state.open(tx, Owner(self.id, self.subscription.name, self.epoch))
+
+    @property
+    def is_after_crash(self) -> bool:
+        """Did the former owner die, or is an event charged with a death?"""
+        return self.member in self.engine.crashed or bool(self.charges)
 
     def _find_moved(self, tx: StoreTx, position: int) -> dict[int, Work]:
         """Edits of what comes round again, by who did not know the key function: as `check_edit` for letters."""
@@ -214,14 +216,6 @@ class Duty:
             cursor = rows[-1][0]
         return horizon
 
-    def load_lanes(self, tx: StoreTx, parked_version: int) -> None:
-        """Read the open letters again: somebody else changed them."""
-        heads = tx.letters.heads(self.id, self.share.has)
-        self.lanes = Lanes(heads, now=self.engine.env.clock.now(), delay_max=DELAY_MAX)
-        self.parked_version = parked_version
-        self.holds.load(tx, self.lanes)
-        self.controls = any(is_asked(self, tx.letters.get(letter)) for _, _, letter, *_ in tx.books.asked(self.id))
-
     def head(self, tx: StoreTx, lane: str, now: float) -> Head | None:
         """The head of a lane, as the store has it in this transaction."""
         found = tx.letters.head(self.id, lane)
@@ -241,7 +235,7 @@ class Duty:
             raise Fenced(f"{self.subscription.name}: the store does not know what we settled last; looking again")
         self.paused = bool(row.paused)
         if row.parked_version != self.parked_version:
-            self.load_lanes(tx, row.parked_version)
+            catch_up(self, tx, row.parked_version)
         elif self.holds:
             self.holds.drop_ended()
 
@@ -382,10 +376,3 @@ def keyed(duty: Duty, tx: StoreTx) -> Keyed | Keeper:
 def fence(duty: Duty, tx: StoreTx) -> None:
     """Go on only as the owner: whoever lost its lease writes nothing at all."""
     tx.progress.fence(duty.member, duty.epoch, duty.window.position)
-
-
-def is_asked(duty: Duty, letter: LetterRow | None) -> bool:
-    """Is it this owner's to answer what an operator asks about a letter? About one that is gone, the first answers."""
-    if letter is None:
-        return duty.share.partition == 0
-    return duty.share.has_event(letter.event_id, letter.key)

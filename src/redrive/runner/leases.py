@@ -8,10 +8,14 @@ from redrive.errors import Fenced, Halted
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
 from redrive.policy.lease import Lease, may_take
+from redrive.runner import open_letters
 from redrive.runner.duty import Duty, Engine
+from redrive.runner.open_letters import DELAY_MAX
 from redrive.store.port import ProgressRow, Subscribed
 from redrive.store.progress import member_of
 from redrive.subscription import Subscription
+
+RENEWALS_PER_LEASE = 4  # one every third of a lease: so many take longer than a lease lasts
 
 
 def lease_of(row: ProgressRow) -> Lease:
@@ -31,7 +35,7 @@ def take(
     """Become the owner if the lease is free, lapsed or its owner dead; else the lease as it was seen.
 
     `watched` is the lease that was seen last, and how long ago it was first seen: that one may be known to
-    stand still. Progress, done rows and letters are loaded in the transaction that bumps the epoch.
+    stand still. Progress and done rows are loaded in the transaction that bumps the epoch, letters after its commit.
     """
     env, length, member = engine.env, engine.settings.lease, member_of(row.id, partition)
     with engine.store.reading() as tx:
@@ -45,7 +49,7 @@ def take(
     seen = lease_of(members[member])
     if not _allowed(engine, seen, now, watched_for if seen == watched else 0.0):
         return seen
-    with ExitStack() as unless_committed:
+    with ExitStack() as unless_taken:
         with engine.store.transaction() as tx:
             now, former = tx.progress.now(env.clock), lease_of(tx.progress.member(member))
             if not _allowed(engine, former, now, watched_for if former == watched else 0.0):
@@ -58,10 +62,12 @@ def take(
             if taken is None:
                 raise Fenced(f"{subscription.name}: somebody else took the lease")
             duty = Duty(engine, subscription, row, taken[0], partition)
-            unless_committed.callback(leave, duty)
+            unless_taken.callback(leave, duty)
             duty.load(tx, former)
             hit("lease.before_commit")
-        unless_committed.pop_all()
+        with engine.store.reading() as tx:
+            open_letters.load(duty, tx)
+        unless_taken.pop_all()
     hit("lease.committed")
     engine.signals.tell([sig.LeaseTaken(subscription.name, duty.epoch, duty.horizon > 0 or bool(duty.suspects))])
     return duty
@@ -90,11 +96,23 @@ def renew(duty: Duty) -> None:
         row = tx.sql.one("lease_renew", values)
         if row is None:
             raise Fenced(f"{duty.subscription.name}: the lease was taken over")
-        fresh_version, paused = row
-        stale = set_back or fresh_version != duty.parked_version
-        if stale:
-            duty.load_lanes(tx, fresh_version)
+        if (read := _read_by_all(duty)) is not None:
+            tx.letters.changes.forget(duty.id, read)
+    fresh_version, paused = row
     duty.paused = bool(paused)
+    if set_back:
+        duty.lanes.notice(engine.env.clock.now(), DELAY_MAX, is_set_back=True)
+    if fresh_version != duty.parked_version:  # not in the transaction: reading must not hold the write lock
+        with engine.store.reading() as tx:
+            open_letters.catch_up(duty, tx, fresh_version)
+    duty.known_versions.append(duty.parked_version)
+
+
+def _read_by_all(duty: Duty) -> int | None:
+    """A version that every owner of a partition has read: each reads when it renews, and has lost its lease if not."""
+    if duty.share.partition != 0 or len(duty.known_versions) < RENEWALS_PER_LEASE:
+        return None
+    return duty.known_versions.popleft()
 
 
 def release(duty: Duty) -> None:

@@ -20,10 +20,11 @@ from redrive.runner.batch import Turn
 from redrive.runner.bridge import Bridge, answer, ask, heard
 from redrive.runner.budget import Budget
 from redrive.runner.controls import perform
-from redrive.runner.duty import DELAY_MAX, Duty, Work
+from redrive.runner.duty import Duty, Work
 from redrive.runner.handle import Group, Handling, Round
 from redrive.runner.joining import join
 from redrive.runner.keygate import KeyGate
+from redrive.runner.open_letters import DELAY_MAX
 from redrive.runner.project import Projector
 from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
 from redrive.runner.standing import Join, Stand

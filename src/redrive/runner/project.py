@@ -24,6 +24,7 @@ from redrive.runner.call import attempt, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
 from redrive.runner.duty import JOINED_MAX, Duty, Work, edited
+from redrive.runner.open_letters import catch_up_within
 from redrive.runner.settle import Settling, decision, tell
 from redrive.runner.strides import OneFailed, Pace, attempt_all, isolate
 from redrive.runner.sweep import Flow, Sweep
@@ -194,7 +195,7 @@ class Projector:
                 duty.paused = True
                 return
             if settling.stale:
-                duty.load_lanes(tx, settling.fresh_version)
+                catch_up_within(duty, tx, settling.fresh_version)
             ran = self._apply(tx, settling, batch, turn, started)
             hit("batch.called")
             last = batch.last
@@ -415,7 +416,7 @@ class Projector:
                 duty.paused = True
                 return
             if settling.stale:
-                duty.load_lanes(tx, settling.fresh_version)
+                catch_up_within(duty, tx, settling.fresh_version)
             rows = tx.letters.events([head.letter for _, head in due])
             heads, ran = [(lane, head.letter, duty.lanes.head(lane, head.letter)) for lane, head in due], turn.settled
             for lane, _, found in heads:

@@ -15,6 +15,7 @@ class HeldLetter(NamedTuple):
     key: str | None
     due_at: float
     rev: int
+    lane: str | None
 
 
 def holds_of(sql: Sql, subscription: int) -> list[Hold]:

@@ -16,6 +16,7 @@ from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.lanes import Head
 from redrive.policy.letters import OPEN
 from redrive.policy.outcome import NO_FAILURE, Failure
+from redrive.store.changes import Changes
 from redrive.store.port import LetterRow
 from redrive.store.sieve import Sieve
 from redrive.store.sql import Row, Sql
@@ -46,10 +47,10 @@ WAS_OPEN, WAS_SETTLED = "rewind: open", "rewind"
 class Letters:
     """Park, bury and settle letters; find heads."""
 
-    __slots__ = ("_sql", "sieve")
+    __slots__ = ("_sql", "changes", "sieve")
 
     def __init__(self, sql: Sql, sieve: Sieve | None = None) -> None:
-        self._sql = sql
+        self._sql, self.changes = sql, Changes(sql)
         self.sieve = sieve or Sieve(sql)
 
     def add(self, subscription: int, new: Sequence[NewLetter], now: float) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from redrive.clock import Clock, SystemClock
 from redrive.errors import BugError, Fenced
+from redrive.store.changes import Changes
 from redrive.store.done import Done
 from redrive.store.port import Disbelief, ProgressRow, Subscribed
 from redrive.store.sql import Row, Sql
@@ -109,9 +110,10 @@ class Progress:
         self._sql.run("advance", change, Fenced(f"subscription {change['member']}: lost inside the transaction"))
 
     def lock(self, subscription: int) -> None:
-        """First statement of every operator's transaction."""
+        """First statement of every operator's transaction; it lists what it changes: `letters.changes`."""
         if self._sql.run("lock_subscription", {"subscription": subscription}) < 1:
             raise BugError(f"subscription {subscription} has no progress row")
+        Changes(self._sql).begin(subscription)
 
     # ------------------------------------------------------------ filters
 

@@ -98,6 +98,33 @@ FROM redrive_progress WHERE subscription = ? ORDER BY member
 -- Operators lock the subscription first, then the letter, and tell the owner that its cache is stale.
 UPDATE redrive_progress SET parked_version = parked_version + 1 WHERE subscription = :subscription
 
+-- name: change_begin
+-- This version has a list of changed letters; without this row the owner reads all open letters.
+INSERT INTO redrive_changes (subscription, version, letter, lane)
+SELECT subscription, parked_version, 0, NULL FROM redrive_progress WHERE member = :subscription ON CONFLICT DO NOTHING
+
+-- name: change_add
+-- A letter that the operator's transaction changes, and its lane.
+INSERT INTO redrive_changes (subscription, version, letter, lane)
+SELECT subscription, parked_version, ?, ? FROM redrive_progress WHERE member = ? ON CONFLICT DO NOTHING
+
+-- name: change_count
+-- How many letters are listed between two versions, and how many of these versions have a complete list.
+SELECT count(*), CAST(coalesce(sum(CASE WHEN letter = 0 THEN 1 ELSE 0 END), 0) AS bigint) FROM redrive_changes
+WHERE subscription = ? AND version > ? AND version <= ?
+
+-- name: changed_loose
+-- Changed letters in lanes of their own; the second number is NULL if one does not wait for its due time.
+SELECT c.letter, l.position, l.id, l.state, l.due_at, l.due_set_at, l.delay, l.rev, l.attempts, l.replaying, l.edits,
+       coalesce(l.key, l.event_id)
+FROM redrive_changes c LEFT JOIN redrive_letters l ON l.id = c.letter AND l.lane IS NULL AND l.state = 'retrying'
+WHERE c.subscription = ? AND c.version > ? AND c.version <= ? AND c.letter > 0 AND c.lane IS NULL
+
+-- name: changes_forget
+-- The oldest versions up to one that every owner has read, about as many rows at a time as the limit says.
+DELETE FROM redrive_changes WHERE subscription = :subscription AND version <= :upto AND version <= coalesce(
+    (SELECT version FROM redrive_changes WHERE subscription = :subscription ORDER BY version LIMIT 1 OFFSET :limit), :upto)
+
 -- name: lease_release
 UPDATE redrive_progress SET owner = NULL, lease_until = 0, unclean = 0 WHERE member = :member AND epoch = :epoch
 
@@ -517,7 +544,7 @@ DELETE FROM redrive_holds WHERE id = :id
 DELETE FROM redrive_holds WHERE until <= :now AND set_at <= :now
 
 -- name: letters_held
-SELECT id, key, due_at, rev FROM redrive_letters
+SELECT id, key, due_at, rev, lane FROM redrive_letters
 WHERE subscription = :subscription AND state = 'retrying' AND reason = 'held' AND id > :after ORDER BY id LIMIT :limit
 
 -- name: audit_all
@@ -744,7 +771,7 @@ WHERE o.operation = :id AND o.result = 'applied' AND NOT EXISTS
 LIMIT 1
 
 -- name: operation_waiting
-SELECT o.letter, l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
+SELECT o.letter, l.subscription, l.lane FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
 WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL ORDER BY o.letter LIMIT :limit
 
 -- name: operation_asked

@@ -246,6 +246,14 @@ SELECT DISTINCT ON (lane) lane, position, id, state, due_at, due_set_at, delay, 
        count(*) OVER (PARTITION BY lane), lane
 FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('retrying', 'dead') ORDER BY lane, position
 
+-- name: changed_lanes
+SELECT c.lane, l.position, l.id, l.state, l.due_at, l.due_set_at, l.delay, l.rev, l.attempts, l.replaying, l.edits,
+       coalesce(k.n, 0)
+FROM (SELECT DISTINCT lane FROM redrive_changes WHERE subscription = ?1 AND version > ?2 AND version <= ?3 AND lane IS NOT NULL) c
+LEFT JOIN redrive_lanes k ON k.subscription = ?1 AND k.lane = c.lane
+LEFT JOIN LATERAL (SELECT o.* FROM redrive_letters o WHERE o.subscription = ?1 AND o.lane = c.lane
+                   AND o.state IN ('retrying', 'dead') ORDER BY o.position LIMIT 1) l ON true
+
 -- name: letter_events
 SELECT l.id, e.position, e.id, e.type, e.key, e.version,
        CASE WHEN e.schema = 0 AND d.data IS NOT NULL THEN 1 ELSE e.schema END, e.time_us, e.headers, coalesce(d.data, e.data)
@@ -264,7 +272,8 @@ UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due
 WHERE id = :id AND rev = :rev AND state = 'dead'
 
 -- name: edits_latest
-SELECT DISTINCT ON (position) position, rev, data FROM redrive_edits WHERE subscription = :subscription
+-- Of events that are still to come, as in a rebuild.
+SELECT DISTINCT ON (position) position, rev, data FROM redrive_edits WHERE subscription = :subscription AND position > :above
 ORDER BY position, rev DESC
 
 -- name: inflight_charge

@@ -7,7 +7,16 @@
 
 -- Counters of causes.
 
--- Changed letters.
+-- Changed letters. An operator's transaction lists the letters that it changes under the version that it gives to the
+-- subscription, and a row with letter 0 that says that the list is complete. The owner then reads only these.
+
+CREATE TABLE redrive_changes (
+    subscription INTEGER NOT NULL,
+    version      INTEGER NOT NULL,                  -- the parked_version that the transaction has set
+    letter       INTEGER NOT NULL,                  -- 0: the list of this version is complete
+    lane         TEXT,                              -- NULL: the letter is in a lane of its own
+    PRIMARY KEY (subscription, version, letter)
+) WITHOUT ROWID;
 
 -- Holds.
 

@@ -237,6 +237,15 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 SELECT lane, min(position), id, state, due_at, due_set_at, delay, rev, attempts, replaying, edits, count(*), lane
 FROM redrive_letters WHERE subscription = ? AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane
 
+-- name: changed_lanes
+-- Lanes of changed letters: the head, if there is one, and how many open letters there are.
+SELECT c.lane, l.position, l.id, l.state, l.due_at, l.due_set_at, l.delay, l.rev, l.attempts, l.replaying, l.edits,
+       coalesce(k.n, 0)
+FROM (SELECT DISTINCT lane FROM redrive_changes WHERE subscription = ?1 AND version > ?2 AND version <= ?3 AND lane IS NOT NULL) c
+LEFT JOIN redrive_lanes k ON k.subscription = ?1 AND k.lane = c.lane
+LEFT JOIN redrive_letters l ON l.id = (SELECT o.id FROM redrive_letters o WHERE o.subscription = ?1 AND o.lane = c.lane
+                                       AND o.state IN ('retrying', 'dead') ORDER BY o.position LIMIT 1)
+
 -- name: letter_events
 -- The same for a JSON list of letters, each with its letter's number in front.
 SELECT l.id, e.position, e.id, e.type, e.key, e.version,
@@ -255,7 +264,8 @@ UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due
 WHERE id = :id AND rev = :rev AND state = 'dead'
 
 -- name: edits_latest
-SELECT position, max(rev), data FROM redrive_edits WHERE subscription = :subscription GROUP BY position
+-- Of events that are still to come, as in a rebuild.
+SELECT position, max(rev), data FROM redrive_edits WHERE subscription = :subscription AND position > :above GROUP BY position
 
 -- ---------------------------------------------------------------- crash counting
 
