@@ -154,6 +154,29 @@ def test_a_conflict_in_a_projection_takes_back_what_the_run_wrote(app: App, harn
     assert harness.letters() == []
 
 
+def test_conflicts_over_keyed_state_spend_no_attempt(app: App, harness: Harness) -> None:
+    """A slow call loses to a quick one of its key again and again, more often than conflicts are run again at all."""
+    import asyncio
+
+    orders, attempts = app.log("orders"), []
+
+    @app.on(orders, start="first", order="none", concurrency=2, retry=no_retry, conflicts=conflicts(times=1))
+    async def count(event, ctx):
+        seen = ctx.state.get("n", 0)
+        if event.data == "slow":
+            attempts.append(ctx.attempt)
+            if len(attempts) <= 4:
+                await orders.append_async("order.placed", "quick", key="a")
+            await asyncio.sleep(1)
+        ctx.state["n"] = seen + 1
+
+    harness.append(orders, "order.placed", "slow", key="a")
+    harness.advance("1m")
+    assert harness.query("SELECT data FROM redrive_state") == [(b'{"n":5}',)]
+    assert attempts == [1, 1, 1, 1, 1]
+    assert harness.letters() == []
+
+
 def test_keyed_state_that_moved_under_an_unordered_handler_is_rerun_on_fresh_state(app: App, harness: Harness) -> None:
     import asyncio
 

@@ -10,7 +10,7 @@ import pytest
 
 from redrive import App, retry
 from redrive.settings import Settings
-from redrive.testing import Harness
+from redrive.testing import Harness, failpoint
 from redrive.testing.crashing import Crashed
 from redrive.testing.fakes import FakeClock
 
@@ -170,6 +170,35 @@ def test_a_charged_retry_runs_alone_also_when_a_clock_set_back_makes_it_wait_aga
     harness.advance("2s")
     assert (charged, applied(harness)) == (1, ["a1", "x1"])
     assert harness.query("SELECT position, charges FROM redrive_inflight") == []
+
+
+@KINDS
+def test_retry_that_the_clock_makes_wait_is_not_charged_for_a_death(app: App, start: Any, kind: str) -> None:
+    """The mark is set, and then the clock is set back: it is not called, and the process dies of something else."""
+    harness = start(app, settings=Settings(crash_charges_max=1, lease=1e6, poll_min=1e6, poll_max=1e6))
+    tries = count()
+
+    def deadly(event: Any) -> bool:
+        tried = next(tries)
+        if tried == 0:
+            raise OSError
+        return tried == 1  # in company
+
+    declare(app, harness, kind, deadly, retry=retry(attempts=10, wait="1m", factor=1, wait_max="1m", jitter=0))
+    put(harness, "x1")
+    harness.run_until_idle()
+    harness.clock.advance(61)
+    with pytest.raises(Crashed):
+        harness.run_until_idle()
+    with failpoint("alone.before_commit", lambda: harness.clock.jump(-3600)) as marked:
+        harness.run_until_idle()
+    assert marked.fired
+    if kind == "projection":
+        assert applied(harness) == []
+        harness.crash()
+    harness.advance("2m")
+    assert applied(harness) == ["x1"]
+    assert [letter.state for letter in harness.letters()] == ["applied"]
 
 
 @KINDS

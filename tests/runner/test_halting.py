@@ -233,6 +233,19 @@ def test_a_clock_that_is_set_back_delays_a_retry_by_no_more_than_its_own_wait(
 
 
 @KINDS
+def test_a_clock_that_is_set_back_is_noticed_before_the_lease_is_renewed(app: App, start: Any, kind: str) -> None:
+    harness = start(app, settings=Settings(lease=1e6, poll_min=1e6, poll_max=1e6))
+    Subject(app, kind, retry=retry(attempts=3, wait="1m", factor=1, wait_max="1m", jitter=0))
+    harness.append("orders", "order.placed", 1, key="y")
+    harness.run_until_idle()
+    harness.clock.jump(-86_400)
+    harness.append("orders", "order.placed", 2, key="b")
+    harness.run_until_idle()  # it looks at the clock whenever there is something to do
+    harness.advance("61s")
+    assert harness.letters()[0].attempts == 2
+
+
+@KINDS
 def test_a_clock_that_is_set_forward_makes_retries_due(app: App, harness: Harness, kind: str) -> None:
     Subject(app, kind, retry=retry(attempts=3, wait="1h", wait_max="1h", jitter=0))
     harness.append("orders", "order.placed", 1, key="y")

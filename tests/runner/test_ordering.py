@@ -317,6 +317,22 @@ def test_a_full_lane_stops_intake_and_retries_go_on(app: App, start: Any, kind: 
     assert "b1" in applied(harness)
 
 
+@pytest.mark.parametrize("limit", [2, 3, 40])
+def test_lane_does_not_outgrow_its_limit_within_one_batch(app: App, start: Any, limit: int) -> None:
+    harness = start(app, settings=Settings(lane_max=limit, lease=1e6))
+    log = Log(app, "projection", retry=no_retry)
+    log.failing = {"a1"}
+    names = [f"a{number}" for number in range(1, 61)]
+    append(harness, "b1", *names, "b2")
+    harness.run_until_idle()
+    assert sorted(states(harness)) == sorted(names[:limit])
+    assert applied(harness) == ["b1"]
+    log.failing = set()
+    harness.replay()
+    harness.advance("1m")
+    assert applied(harness) == ["b1", *names, "b2"]
+
+
 @KINDS
 def test_a_full_lane_is_waited_for_quietly(app: App, start: Any, kind: str) -> None:
     """An empty commit would be news to our own poller, and the next turn would commit again, every millisecond."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from redrive import App
+from redrive import App, retry
 from redrive.observe import signals as sig
 from redrive.runner import leases
 from redrive.runner.leases import take as take_lease
@@ -210,6 +212,37 @@ def test_a_crash_of_the_owner_is_taken_over_with_all_it_had_settled(workers: Wor
     workers.second.env.dead.add("first-1")
     workers.second.advance("1s")
     assert [data for _, data in workers.applied()] == [0, 1, 2, 3, 4, 5]
+
+
+@KINDS
+@pytest.mark.sqlite  # a file that goes back to an earlier copy, as a promoted standby without our last commits
+def test_owner_notices_a_store_without_its_last_settling(app: App, harness: Harness, kind: str) -> None:
+    """The last settling was of a retry: epoch, position and version are what they were before it."""
+    done: list[int] = []
+
+    def apply(event: Any, out: Any) -> None:
+        if harness.clock.monotonic() < 30:
+            raise OSError
+        done.append(event.data)
+
+    rule = retry(wait="1m", jitter=0)
+    if kind == "projection":
+        app.projection(app.log("orders"), name="apply", retry=rule)(apply)
+    else:
+        app.on(app.log("orders"), name="apply", start="first", retry=rule)(apply)
+    harness.append("orders", "order.placed", 1, key="a")
+    harness.run_until_idle()
+    copy = sqlite3.connect(":memory:")
+    with closing(sqlite3.connect(harness.path)) as live:
+        live.backup(copy)
+    harness.advance("1m")
+    assert done == [1]
+    with closing(sqlite3.connect(harness.path)) as live, closing(copy):
+        copy.backup(live)
+    assert [letter.state for letter in harness.letters()] == ["retrying"]
+    harness.advance("2m")
+    assert done == [1, 1]
+    assert [letter.state for letter in harness.letters()] == ["applied"]
 
 
 def test_crashed_is_what_the_harness_says_about_a_death_inside(app: App, harness: Harness) -> None:

@@ -241,6 +241,27 @@ def test_a_due_letter_does_not_wait_for_new_events_nor_they_for_it(app: App, har
     assert done == ["b", "c", "a"]
 
 
+@pytest.mark.parametrize("kind", ["projection", "handler"])
+def test_letters_that_found_no_time_when_due_run_in_a_later_turn(app: App, harness: Harness, kind: str) -> None:
+    """Each call takes longer than the write lock may be held: the others of the turn are not called."""
+    done = []
+
+    def apply(event, out):
+        if harness.clock.monotonic() < 30:
+            raise OSError
+        harness.clock.advance(1)
+        done.append(event.key)
+
+    options = {"name": "apply", "start": "first", "retry": retry(wait="1m", jitter=0)}
+    (app.projection if kind == "projection" else app.on)(app.log("orders"), **options)(apply)
+    for key in "abcde":
+        harness.append("orders", "order.placed", key=key)
+    harness.run_until_idle()
+    harness.advance("2m")
+    assert done == list("abcde")
+    assert {letter.state for letter in harness.letters()} == {"applied"}
+
+
 def test_on_error_hears_of_each_failed_attempt_and_not_of_verdicts(app: App, harness: Harness) -> None:
     heard = []
 

@@ -50,6 +50,7 @@ class Projector:
         self.pace = Pace()
         self.untold: list[Settling] = []  # committed, with dead letters in it that are not durable yet
         self._tell_by = 0.0
+        self._met_full_lane = False
         self.is_slow = True  # would a few calls hold the write lock for too long? not known yet
         self.tried: dict[str, BaseException] = {}  # by id: what an attempt raised of which nothing else is left
 
@@ -78,9 +79,10 @@ class Projector:
     def turn(self, *, letters: bool = True) -> Turn:
         """Due letters first, then the next batch."""
         turn, duty = Turn(), self.duty
-        batch = None if duty.paused or duty.controls or self._is_blocked else handed_batch(duty)
+        looks = self._is_blocked or self._met_full_lane  # nothing may be settled, so that settling does not look
+        batch = None if duty.paused or duty.controls or looks else handed_batch(duty)
         if batch is None:
-            batch = self._read()
+            batch = self._read(looks=looks)
         if duty.controls:
             perform(duty, lambda lane, letter: False)  # between two turns every lane is idle
             with duty.engine.store.reading() as tx:
@@ -106,14 +108,15 @@ class Projector:
                 pass
             finally:
                 batch.failed.clear()  # it holds our frames, which hold it
+        self._met_full_lane = bool(turn.lane_full)
         return turn
 
-    def _read(self) -> Batch | None:
+    def _read(self, *, looks: bool) -> Batch | None:
         """From the log; None if there is a pause, or an operator asks for something."""
         duty = self.duty
         with duty.engine.store.reading(snapshot=False) as tx:
             batch = None if duty.paused or duty.controls else next_batch(duty, tx)
-            if batch is None or not batch.events or self._is_blocked:  # else settling looks, before anything is done
+            if batch is None or not batch.events or looks:  # else settling looks, before anything is done
                 duty.refresh(tx)
                 if duty.paused or duty.controls:
                     batch = None
@@ -300,15 +303,19 @@ class Projector:
         """The next events up to a stride of calls: which to call, which queue behind a head."""
         duty = self.duty
         parked, parking = duty.lanes.names, settling.parking
+        following: dict[str, int] = {}  # in this span
         span = Span([], [], start)
         for event in duty.edited(batch.events[start : start + self.pace.stride]):
             work = batch.alone or duty.work(event)
             if event.position in batch.failed:  # this attempt was made, and counts
                 work.outcome = self.caller.outcome(work, batch.found(event.position))
             if work.lane is not None and (work.lane in parked or work.lane in parking):
-                if duty.lanes.size(work.lane) + parking.get(work.lane, 0) >= duty.engine.settings.lane_max:
-                    turn.lane_full = work.lane
+                lane, new = work.lane, following.get(work.lane, 0)
+                size = max(1, duty.lanes.size(lane))  # a head that was parked in this transaction is not in there yet
+                if size + parking.get(lane, 0) + new >= duty.engine.settings.lane_max:
+                    turn.lane_full = lane
                     break
+                following[lane] = new + 1
                 span.follow.append(work)
             elif work.outcome is not None or (duty.holds and duty.holds.keep_back(work)):
                 # No key, a held one, or its crashes are over: it is the one that fails.
