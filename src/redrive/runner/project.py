@@ -271,7 +271,7 @@ class Projector:
             puts_off = is_plain if self.duty.subscription.order == "none" else None
             handed = self.caller.user(hold)
             hold.begin(handed, puts_off)
-        sweep = Flow(self.caller, tx, handed, batch, late, late if at_once else _never)
+        sweep = Flow(self.caller, tx, handed, batch, late, late if at_once else None)
         if at_once:
             ran = attempt_all(tx, function, events, sweep)
         else:
@@ -498,8 +498,3 @@ class Projector:
         if untold:
             self.duty.engine.store.sync()
             tell(*untold)
-
-
-def _never() -> bool:
-    """A stride is not ended in the middle."""
-    return False

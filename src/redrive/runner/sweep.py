@@ -74,11 +74,11 @@ class Flow(Sweep):
         user: Tx,
         batch: Batch,
         is_late: Callable[[], bool],
-        ends: Callable[[], bool],
+        ends: Callable[[], bool] | None,
     ) -> None:
-        """`ends`: is it so late that a run ends in the middle?"""
+        """`ends`: is it so late that a run ends in the middle? None: a stride never does."""
         super().__init__(caller, tx, user, batch, is_late)
-        self._ends = ends
+        self._ends = ends or _never
         self._aside: list[tuple[Event[Any], BaseException, Sequence[Any] | None]] = []
         # Where a statement is a round trip, attempts are made among the others, which nobody waits for.
         self._puts_aside = caller.duty.subscription.order == "none" and not tx.sql.is_far
