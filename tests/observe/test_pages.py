@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -207,6 +207,72 @@ def test_clients_that_dawdle_are_bounded_and_hold_up_no_end(monkeypatch: pytest.
         assert get(port, "/page") == (200, "yes")
         silent = socket.create_connection(("127.0.0.1", port))  # says nothing; the block ends all the same
     silent.close()
+
+
+def test_idle_connections_do_not_keep_probes_from_being_answered() -> None:
+    """Eight of them made /livez fail, and Kubernetes restart the process."""
+    said = {path: lambda query: Answer(200, "text/plain", b"yes") for path in ("/livez", "/readyz", "/metrics")}
+    with ExitStack() as clients, answering("127.0.0.1", 0, said) as (_, port):
+        for _ in range(3 * ours.CONNECTIONS_PER_ADDRESS_MAX):
+            clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+        for path in said:
+            assert get(port, path) == (200, "yes")
+
+
+def test_probes_are_answered_while_all_other_requests_are_stuck() -> None:
+    entered, leave = [], Event()
+
+    def stuck(query: Any) -> Answer:
+        entered.append(1)
+        leave.wait(20)
+        return Answer(200, "text/plain", b"late")
+
+    def prompt(query: Any) -> Answer:
+        return Answer(200, "text/plain", b"yes")
+
+    with answering("127.0.0.1", 0, {"/livez": prompt, "/readyz": stuck, "/metrics": stuck}) as (_, port):
+        paths = ["/metrics"] * REQUESTS_MAX + ["/readyz"] * ours.PROBES_MAX
+        clients = [Thread(target=get, args=(port, path)) for path in paths]
+        for client in clients:
+            client.start()
+        while len(entered) < len(paths):
+            assert not leave.wait(0.001)
+        for path in ("/metrics", "/readyz"):
+            with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+                get(port, path)
+        assert get(port, "/livez") == (200, "yes")
+        leave.set()
+        for client in clients:
+            client.join()
+
+
+def test_one_address_does_not_close_the_connections_of_another() -> None:
+    pages = {"/page": lambda query: Answer(200, "text/plain", b"yes")}
+    with answering("127.0.0.1", 0, pages, monotonic=lambda: 0.0) as (_, port):
+        other = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0), timeout=20)
+        mine = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(ours.CONNECTIONS_MAX)]
+        assert mine[0].recv(1) == b""  # the oldest of the address with too many was closed
+        other.sendall(b"GET /page HTTP/1.0\r\n\r\n")
+        assert other.recv(100).startswith(b"HTTP/1.0 200")
+        for one in (other, *mine):
+            one.close()
+
+
+def test_client_that_sends_its_request_slowly_is_cut_after_two_seconds() -> None:
+    """One byte now and then resets the timeout of a socket, so the whole request has a time."""
+    now = [100.0]
+    pages = {"/page": lambda query: Answer(200, "text/plain", b"yes")}
+    with answering("127.0.0.1", 0, pages, monotonic=lambda: now[0]) as (_, port):
+        slow = socket.create_connection(("127.0.0.1", port), timeout=20)
+        slow.sendall(b"GET /page HT")
+        assert get(port, "/page")[0] == 200  # so the connection before it was accepted
+        now[0] += ours.REQUEST_SECONDS_MAX - 0.5
+        assert get(port, "/page")[0] == 200
+        slow.sendall(b"TP/1.0\r\n")
+        now[0] += 0.5
+        assert get(port, "/page")[0] == 200
+        assert slow.recv(100) == b""
+        slow.close()
 
 
 def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
