@@ -12,7 +12,7 @@ FATE = [
 ]  # fmt: skip
 LANE = [
     "subscription", "lane", "letter", "position", "event_id", "type", "state", "reason", "error_type", "error_message",
-    "attempts", "parked_at", "age_seconds", "due_at", "waiting",
+    "attempts", "parked_at", "age_seconds", "due_at", "waiting", "held",
 ]  # fmt: skip
 
 

@@ -48,6 +48,8 @@ COMMANDS = {
     "admit": ("admit:admit", "Let in the events that were over the intake limit of LOG, oldest first."),
     "pause": ("subscriptions:pause", "Take nothing in and retry nothing until `redrive resume`; survives restarts."),
     "resume": ("subscriptions:resume", "Let a paused subscription go on where it was."),
+    "hold": ("hold:hold", "Keep the events of one key back; without --key, list what is held."),
+    "release": ("hold:release", "End a hold: the letters that wait because of it run now, in order."),
     "breaker": ("breaker:breaker", "How the dependencies are; open or close a breaker by hand."),
     "seek": (
         "subscriptions:seek",

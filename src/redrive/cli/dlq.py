@@ -22,6 +22,11 @@ COMMANDS = {
     "show": ("dlq:show", "One letter: its event, its error, every attempt, who waits, what was done."),
     "stats": ("dlq:stats", "How many letters there are and were, from counters."),
     "replay": ("deeds:replay", "Send dead letters round once more: one attempt each, then dead again."),
+    "now": ("due:now", "Try retrying letters again at once; the attempts that they have made stay counted."),
+    "postpone": (
+        "due:postpone",
+        "Try retrying letters again later; no attempt is spent, and the letters behind them go on waiting.",
+    ),
     "edit": ("edit:edit", "Give letters other data."),
     "discard": ("deeds:discard", "Give letters up for good; what waits behind them runs."),
     "resolve": ("deeds:resolve", "What these letters ask for was done elsewhere: close them, and let others go on."),
@@ -84,11 +89,12 @@ def list_letters(
     parked: bool, limit: int, after: int, store: str | None, program: str | None, as_json: bool, selection: Selection
 ) -> int:
     """Dead letters at the head of their lane, oldest first."""
-    from redrive.replay.select import select_parked, select_with_waiting
+    from redrive.policy.action import HELD
+    from redrive.replay.select import select_held, select_parked, select_with_waiting
 
     selection.check_names()
     with opened(store, program) as app:
-        chosen = select_parked if parked else select_with_waiting
+        chosen = select_held if selection.reason == HELD else select_parked if parked else select_with_waiting
         heads = chosen(app.runtime.store, selection, after=after, limit=limit)
         nothing = "" if heads else nothing_like(app, selection)
     if as_json:

@@ -53,8 +53,8 @@ def lanes(
     from redrive.units import show_duration
 
     with opened(store, program) as app:
-        found = blocked(app.runtime.store, subscription, after, limit)
         now = app.runtime.env.clock.now()
+        found = blocked(app.runtime.store, subscription, after, limit, now=now)
     if as_json:
         emit_json([_lane(one, now) for one in found])
         return 0
@@ -68,6 +68,9 @@ def lanes(
     ]  # fmt: skip
     columns = (">head", "subscription", "key", "state", "reason", "error", ">age", ">waiting")
     table(columns, rows, keep=("key", "state"))
+    for one in found:
+        if one.held is not None:
+            say(f"{one.lane} of {one.subscription} is {one.held}")
     if len(found) == limit:
         click.echo(f"\nnext page: --after {found[-1].head.id}")
     return 0
@@ -130,6 +133,7 @@ def _lane(one: Lane, now: float) -> dict[str, Any]:
         "error_type": head.error_type, "error_message": head.error_message, "attempts": head.attempts,
         "parked_at": moment(head.parked_at), "age_seconds": round(one.age(now), 3),
         "due_at": moment(head.due_at) if head.state == "retrying" else None, "waiting": one.waiting,
+        "held": one.held,
     }  # fmt: skip
 
 

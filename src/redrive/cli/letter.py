@@ -41,6 +41,7 @@ def describe(app: App, letter: LetterRow, payload: bool) -> dict[str, Any]:
         "source": letter.source, "position": letter.position, "lane": letter.lane, "edits": letter.edits,
         "parked_at": moment(letter.parked_at), "due_at": moment(letter.due_at) if letter.state == "retrying" else None,
         "resolved_by": letter.resolved_by, "dependency": letter.dependency, "auto_replays": letter.auto_replays,
+        "held": app.operate().holds.why(letter),
         "followers": [one.id for one in letters.behind(letter, FOLLOWERS_SHOWN)],
         "event_time": None if event is None else event.time.isoformat().replace("+00:00", "Z"),
         "history": [{**one._asdict(), "at": moment(one.at)} for one in letters.history(letter.id)],
@@ -98,7 +99,10 @@ def show_letter(found: dict[str, Any]) -> None:
 
     named = ("subscription", "state", "reason", "type", "key", "event_id", "position", "event_time", "attempts")
     facts([("letter", found["id"]), *((name, found[name]) for name in named)])
-    facts((name, found[name]) for name in ("waiting", "first_failed_at", "last_failed_at", "due_at", "resolved_by"))
+    facts(
+        (name, found[name])
+        for name in ("waiting", "first_failed_at", "last_failed_at", "due_at", "held", "resolved_by")
+    )
     facts([("dependency", found["dependency"]), ("auto replays", found["auto_replays"] or None)])
     facts([("error", f"{found['error_type']}: {found['error_message']}" if found["error_type"] else "")])
     facts([("fingerprint", found["fingerprint"])])

@@ -8,7 +8,7 @@ import click
 
 from redrive.cli.program import opened, reads
 from redrive.cli.progress import progress, quiet_option
-from redrive.cli.render import block, emit_json, moment, plain, plural, table
+from redrive.cli.render import block, emit_json, moment, plain, plural, say, table
 
 if TYPE_CHECKING:
     from redrive.replay.chain import AuditVerdict
@@ -57,6 +57,8 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
     for one in found:
         if one.halted is not None:
             block(f"{plain(one.subscription)} is halted: {plain(one.halted)}", "")
+        if one.holds:
+            say(f"{one.subscription}: {plural(one.holds, 'hold')} of keys; redrive hold {one.subscription}")
         if one.rebuilding_until is not None:
             block(f"{plain(one.subscription)} is being rebuilt up to position {one.rebuilding_until}", "")
     for lane in full:

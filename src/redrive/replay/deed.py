@@ -18,6 +18,7 @@ from redrive.observe.signals import Operated, Signals
 from redrive.store.port import LetterRow, Store, StoreTx, Subscribed
 
 Told = Callable[[int, int], None]  # how much is done, of how much
+WITHOUT_KEYS = ("mirror", "intake")  # kinds of subscription that call no function
 WHO_MAX = 200  # characters of a name: it stands in every listing of the audit
 
 

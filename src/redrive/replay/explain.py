@@ -13,6 +13,7 @@ from redrive.clock import Env
 from redrive.event import emission_id
 from redrive.policy.letters import OPEN
 from redrive.replay.events import EventRow, find_event
+from redrive.replay.holds import hold_on, told
 from redrive.replay.status import is_owned
 from redrive.store.filters import Asked
 from redrive.store.identity import identity
@@ -89,6 +90,9 @@ class _Case:
             "error": error,
         }  # fmt: skip
         head = None if letter.lane is None else self.tx.letters.head(letter.subscription_id, letter.lane)
+        now = self.env.clock.now()
+        hold = hold_on(self.tx, self.row.id, letter.key, now)
+        held = "" if hold is None else f"; its key is {told(hold, now)}"
         if head is not None and head.letter != letter.id:
             first = self.tx.letters.get(head.letter)
             assert first is not None
@@ -96,13 +100,15 @@ class _Case:
             ahead = int(self.tx.sql.value("lane_ahead", values))
             why = (
                 f"it waits in letter {letter.id} for letter {first.id}, the head of lane {letter.lane!r} "
-                f"({first.state}, {_why(first)})"
+                f"({first.state}, {_why(first)}){held}"
             )
             return self._fate("waiting", why, behind=first.id, ahead=ahead, **known)
         if letter.state == "dead":
             times = f", replayed automatically {letter.auto_replays} times" if letter.auto_replays else ""
-            why = f"letter {letter.id} is dead ({_why(letter)}{times})"
+            why = f"letter {letter.id} is dead ({_why(letter)}{times}){held}"
             return self._fate("dead", why, **known | {"at": letter.last_failed_at or letter.touched_at})
+        if hold is not None:
+            return self._fate("retrying", f"letter {letter.id} is not called{held}", **known)
         if letter.replaying:
             why = f"letter {letter.id} is being replayed: one attempt, then dead again"
         elif letter.attempts:

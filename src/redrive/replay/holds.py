@@ -14,7 +14,8 @@ from redrive.errors import EventError, UsageError
 from redrive.event import check_key
 from redrive.failpoints import hit
 from redrive.policy.holds import ALL, FOREVER, Hold, Holds
-from redrive.replay.deed import Operator, find, need_function, need_reason
+from redrive.policy.letters import OPEN
+from redrive.replay.deed import WITHOUT_KEYS, Operator, find, need_function, need_reason
 from redrive.store.holds import (
     HeldLetter,
     all_holds,
@@ -26,7 +27,7 @@ from redrive.store.holds import (
     set_due,
     set_hold,
 )
-from redrive.store.port import StoreTx, Subscribed
+from redrive.store.port import LetterRow, StoreTx, Subscribed
 from redrive.units import duration
 
 HOLDS_MAX = 1_000  # of a subscription, and as many of all: its owner reads them at each change of a letter
@@ -136,6 +137,13 @@ class HoldDesk:
         number = ALL if subscription is None else chosen[0].id
         return self._change(_Wish(chosen, number, pattern, is_prefix, None), "release", subscription, reason, {})
 
+    def why(self, letter: LetterRow) -> str | None:
+        """By whom the key of an open letter is held, since when, until when and why; None: it is not held."""
+        now = self._operator.now()
+        with self._operator.store.reading() as tx:
+            hold = hold_on(tx, letter.subscription_id, letter.key, now) if letter.state in OPEN else None
+        return None if hold is None else told(hold, now)
+
     # ------------------------------------------------------------ how
 
     def _chosen(self, subscription: str | None) -> Sequence[Subscribed]:
@@ -143,7 +151,7 @@ class HoldDesk:
         with self._operator.store.reading() as tx:
             if subscription is not None:
                 return [need_function(find(tx, subscription))]
-            return sorted((row for row in tx.progress.all() if row.kind not in _WITHOUT), key=lambda row: row.id)
+            return sorted((row for row in tx.progress.all() if row.kind not in WITHOUT_KEYS), key=lambda row: row.id)
 
     def _change(
         self, wish: _Wish, action: str, subscription: str | None, reason: str, details: dict[str, object]
@@ -270,10 +278,8 @@ def release_hint(hold: Hold, name: str) -> str:
     """The command that releases it."""
     import shlex  # only ever needed on the way out
 
-    return f"redrive release {shlex.quote('*' if hold.subscription == ALL else name)} --key {shlex.quote(hold.shown)}"
-
-
-_WITHOUT = ("mirror", "intake")  # kinds of subscription that call no function, and see no keys
+    where = "--all" if hold.subscription == ALL else shlex.quote(name)
+    return f"redrive release {where} --key {shlex.quote(hold.shown)}"
 
 
 def _time(at: float) -> str:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from redrive.errors import UsageError
 from redrive.replay.deed import find
+from redrive.replay.holds import hold_on, told
 from redrive.store.port import LetterRow, Store, StoreTx, Subscribed
 
 EVERY_SIZE = 2**62
@@ -18,14 +19,25 @@ class Lane(NamedTuple):
     lane: str
     head: LetterRow
     waiting: int  # open letters behind the head
+    held: str | None = None  # by whom, since when, until when and why, if an operator holds its key
 
     def age(self, now: float) -> float:
         """Seconds since the head is held."""
         return max(0.0, now - self.head.parked_at)
 
 
-def lanes(store: Store, subscription: str | None = None, after: int | None = None, limit: int = 50) -> list[Lane]:
-    """Lanes with most behind their head first, then the oldest; the next page begins after a head's number."""
+def lanes(
+    store: Store,
+    subscription: str | None = None,
+    after: int | None = None,
+    limit: int = 50,
+    *,
+    now: float | None = None,
+) -> list[Lane]:
+    """Lanes with most behind their head first, then the oldest; the next page begins after a head's number.
+
+    `now`: the time at which to look for holds of their keys; None: do not look.
+    """
     with store.reading() as tx:
         rows = tx.progress.all() if subscription is None else [find(tx, subscription)]
         size, position, last = _cursor(tx, after)
@@ -36,7 +48,7 @@ def lanes(store: Store, subscription: str | None = None, after: int | None = Non
             values = {"subscription": row.id, "size": size, "position": above, "limit": limit}
             found += [(-count, low, row.id, row, lane) for lane, low, count in tx.sql.all("lanes_worst", values)]
         found.sort(key=lambda one: one[:3])
-        return [_lane(tx, row, lane, -negative) for negative, _, _, row, lane in found[:limit]]
+        return [_lane(tx, row, lane, -negative, now) for negative, _, _, row, lane in found[:limit]]
 
 
 def _cursor(tx: StoreTx, after: int | None) -> tuple[int, int, int]:
@@ -49,9 +61,10 @@ def _cursor(tx: StoreTx, after: int | None) -> tuple[int, int, int]:
     return 1 + tx.letters.waiting(letter), letter.position, letter.subscription_id
 
 
-def _lane(tx: StoreTx, row: Subscribed, lane: str, count: int) -> Lane:
+def _lane(tx: StoreTx, row: Subscribed, lane: str, count: int, now: float | None) -> Lane:
     head = tx.letters.head(row.id, lane)
     assert head is not None, "a lane with open letters has a head"
     letter = tx.letters.get(head.letter)
     assert letter is not None
-    return Lane(row.name, lane, letter, count - 1)
+    hold = None if now is None else hold_on(tx, row.id, letter.key, now)
+    return Lane(row.name, lane, letter, count - 1, None if hold is None or now is None else told(hold, now))

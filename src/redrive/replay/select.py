@@ -13,7 +13,7 @@ from typing import Any
 
 from redrive.errors import UsageError
 from redrive.event import NAME_CHARS_MAX
-from redrive.policy.action import BEHIND_HEAD
+from redrive.policy.action import BEHIND_HEAD, HELD
 from redrive.policy.letters import OPEN, State
 from redrive.replay.deed import find
 from redrive.replay.shelf import is_head
@@ -121,6 +121,14 @@ def select_parked(
             if not is_head(tx, letter):
                 found.append((letter, tx.letters.waiting(letter)))
         return found
+
+
+def select_held(store: Store, selection: Selection, *, after: int = 0, limit: int = 50) -> list[tuple[LetterRow, int]]:
+    """Letters that exist because their key is held, each with how many wait behind it."""
+    with store.reading() as tx:
+        values = {**_values(tx, selection), "reason": HELD, "state": State.RETRYING.value, "limit": limit}
+        found = zip(range(limit), _pages(tx, "select_letters", values, after), strict=False)
+        return [(letter, tx.letters.waiting(letter)) for _, letter in found]
 
 
 def subscription_of(tx: StoreTx, selection: Selection) -> int | None:

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from redrive.clock import Env
 from redrive.policy.lease import Lease, State, state_of
+from redrive.replay.deed import WITHOUT_KEYS
 from redrive.store import journal, landed
+from redrive.store.holds import holds_of
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
 
 
@@ -30,6 +32,7 @@ class SubscriptionStatus:
     retrying: int
     waiting: int  # letters behind another of their lane: nothing is wrong with them
     dead: int
+    holds: int  # keys, or prefixes of keys, that an operator holds here
     owner: str | None  # who holds a lease that still counts
     lease_until: float | None
     paused: bool
@@ -124,6 +127,7 @@ def _of(
         oldest_seconds=max(0.0, now - min(unapplied)) if unapplied else 0.0, scheduled=waiting.get(row.source, 0),
         applied=progress.applied + letters.get("applied", 0), ignored=progress.ignored,
         retrying=letters.get("retrying", 0), waiting=letters.get("waiting", 0), dead=letters.get("dead", 0),
+        holds=_holds(tx, row, now),
         owner=progress.owner if owned else None, lease_until=progress.lease_until if owned else None,
         paused=bool(progress.paused), halted=progress.halted,
         rebuilding_until=progress.quiet_until if progress.position < progress.quiet_until else None,
@@ -131,6 +135,10 @@ def _of(
         last_time=None if progress.last_time_us is None else progress.last_time_us / 1e6,
         settled_at=progress.settled_at,
     )  # fmt: skip
+
+
+def _holds(tx: StoreTx, row: Subscribed, now: float) -> int:
+    return 0 if row.kind in WITHOUT_KEYS else sum(hold.ends_at(now) > now for hold in holds_of(tx.sql, row.id))
 
 
 def _log_lag(tx: StoreTx, row: Subscribed, progress: ProgressRow, limit: int) -> tuple[int, float | None]:
