@@ -1,6 +1,7 @@
 """The command line. One small file per group of commands; nothing heavy is imported before it is needed.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done in part or a violation found. What goes wrong is one sentence on
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done in part or a violation found, 4 `--check` found something that needs
+an operator. What goes wrong is one sentence on
 stderr; `--debug`, anywhere on the line, shows the traceback instead.
 """
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from redrive.cli.attention import check_option, report_needs
 from redrive.cli.lazy import Commands
 from redrive.cli.letter import describe, letter_json, show_letter, summary
 from redrive.cli.program import opened, reads
@@ -14,6 +15,8 @@ from redrive.cli.render import ago, emit_json, fit, moment, plain, plural, say, 
 from redrive.cli.select import chooses, filters, nothing_like, reads_only
 
 if TYPE_CHECKING:
+    from redrive.app import App
+    from redrive.replay.attention import Need
     from redrive.replay.causes import Cause
     from redrive.replay.select import Selection
 
@@ -43,14 +46,17 @@ SHOWN = 20
 @reads_only
 @filters
 @click.option("--limit", default=SHOWN, show_default=True, type=click.IntRange(1, 1000), help="Causes shown.")
+@check_option
 @reads
 @click.pass_context
 def dlq(
-    context: click.Context, limit: int, store: str | None, program: str | None, as_json: bool, selection: Selection
-) -> int:
+    context: click.Context, limit: int, check: bool, store: str | None, program: str | None, as_json: bool,
+    selection: Selection,
+) -> int:  # fmt: skip
     """Dead letters by cause: what broke, how often, and who waits behind it.
 
-    With filters: the causes that such letters have.
+    With filters: the causes that such letters have. With --check only what needs an operator is told, and the exit
+    code is 4 if anything does: dead letters count if the filters choose them.
     """
     if context.invoked_subcommand is not None:
         _refuse_options_before(context.invoked_subcommand, context)
@@ -58,6 +64,8 @@ def dlq(
     from redrive.replay.causes import causes
 
     with opened(store, program) as app:
+        if check:
+            return report_needs(_needs(app, selection), as_json)
         found, total, exact = causes(app.runtime.store, selection, limit)
         now = app.runtime.env.clock.now()
         nothing = "" if found else nothing_like(app, selection)
@@ -191,6 +199,25 @@ def note(fingerprint: str, text: str, resolved: bool, store: str | None, program
     else:
         click.echo(f"noted with {plain(whole)}" + (", which counts as fixed from now on" if resolved else ""))
     return 0
+
+
+def _needs(app: App, selection: Selection) -> list[Need]:
+    """What needs an operator; of dead letters, those that the filters choose."""
+    from redrive.replay.attention import attention, dead_letters
+    from redrive.replay.tally import tally
+
+    operations = app.operate()
+    found = attention(operations.operator.store, operations.operator.env, operations.status())
+    if selection.subscription is not None:
+        found = [one for one in found if one.subscription in (None, selection.subscription)]
+    if selection.is_empty:
+        return found
+    counts: dict[str, int] = {}
+    for one in tally(app.runtime.store, selection).counts:
+        if one.state == "dead":
+            counts[one.subscription] = counts.get(one.subscription, 0) + one.n
+    others = [one for one in found if one.check != "dead letters"]
+    return [*others, *(dead_letters(name, count) for name, count in sorted(counts.items()))]
 
 
 def _refuse_options_before(verb: str, context: click.Context) -> None:

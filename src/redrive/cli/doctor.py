@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from redrive.cli.attention import check_option, report_needs
 from redrive.cli.program import opened, reads
 from redrive.cli.render import emit_json, line_width, plural, wrapped
 from redrive.errors import StoreError, UsageError
@@ -17,22 +18,29 @@ from redrive.settings import Settings, store_named
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from redrive.replay.attention import Need
     from redrive.replay.doctor import Finding
     from redrive.replay.machine import Found
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 INDENT = 10
+SET_UP = {"file system", "durability"}  # checks of what an operator decided when the store was made
 
 
 @click.command()
+@check_option
 @reads
-def doctor(store: str | None, program: str | None, as_json: bool) -> int:
+def doctor(check: bool, store: str | None, program: str | None, as_json: bool) -> int:
     """Look for what will hurt: machine, file, clock, settings, subscriptions, letters.
 
     Each finding is ok, a warning or a problem, and says what to do. Exit code 3 if there is a problem. With --app it
     also knows which subscriptions the program no longer has. `redrive verify` accounts for the events.
+
+    With --check only what needs an operator is told, problems included, and the exit code is 4 if anything does.
     """
-    found = _examine(store, program)
+    found, needs = _examine(store, program)
+    if check:
+        return report_needs([*needs, *_problems(found, {need.check for need in needs})], as_json)
     if as_json:
         emit_json([asdict(one) for one in found])
     else:
@@ -40,8 +48,18 @@ def doctor(store: str | None, program: str | None, as_json: bool) -> int:
     return 3 if any(one.state == "problem" for one in found) else 0
 
 
-def _examine(store: str | None, program: str | None) -> list[Finding]:
+def _problems(found: list[Finding], told: set[str]) -> Iterator[Need]:
+    """Problems that are not told already; those of how the store was set up are known, and wake nobody at night."""
+    from redrive.replay.attention import Need
+
+    for one in found:
+        if one.state == "problem" and one.check not in told | SET_UP:
+            yield Need(one.check, one.message, one.advice, one.subscription)
+
+
+def _examine(store: str | None, program: str | None) -> tuple[list[Finding], list[Need]]:
     """Settings that cannot be read and a store that cannot be opened are findings too."""
+    from redrive.replay.attention import attention
     from redrive.replay.doctor import PROBLEM, Finding, examine, examine_brokers
 
     found: list[Finding] = []
@@ -58,14 +76,15 @@ def _examine(store: str | None, program: str | None) -> list[Finding]:
             app.operate()  # opens the store, and imports what the program includes
             seen = list(examine(runtime.store, runtime.env, settings, app.subscriptions if program else None))
             seen += examine_brokers(app.subscriptions.values())
-            return found + [one for one in seen if not (found and one.check == "settings")]
+            needs = attention(runtime.store, runtime.env, app.operate().status())
+            return found + [one for one in seen if not (found and one.check == "settings")], needs
         except StoreError as error:
             found.append(Finding("store", PROBLEM, str(error), "nothing in it can be looked at until it opens"))
-            return found + [Finding(*one) for one in _beneath(runtime.address, settings)]
+            return found + [Finding(*one) for one in _beneath(runtime.address, settings)], []
         except UsageError as error:
             if not found:
                 raise
-            return [*found, Finding("store", PROBLEM, str(error), "say which with --store")]
+            return [*found, Finding("store", PROBLEM, str(error), "say which with --store")], []
 
 
 def _beneath(address: str, settings: Settings) -> Iterator[Found]:

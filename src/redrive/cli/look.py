@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redrive.cli.attention import check_option, report_needs
 from redrive.cli.program import opened, reads
 from redrive.cli.progress import progress, quiet_option
 from redrive.cli.render import block, emit_json, moment, plain, plural, say, table
@@ -16,27 +17,35 @@ if TYPE_CHECKING:
     from redrive.replay.status import SubscriptionStatus
 
 POSITIONS_SHOWN = 12
+SHOWN_BY_STATUS = ("dead letters", "halted")  # in its table, and below it
 
 
 @click.command()
+@check_option
 @reads
-def status(store: str | None, program: str | None, as_json: bool) -> int:
+def status(check: bool, store: str | None, program: str | None, as_json: bool) -> int:
     """Position, lag, letters and owner of every subscription.
 
     `oldest` is the age of the oldest event that is not applied: pending, or held in a letter. Letters that only wait
     behind another of their key are `waiting`.
+
+    With --check only what needs an operator is told, and the exit code is 4 if anything does.
     """
     from redrive.cli.scheduled import backlog_lines
+    from redrive.replay.attention import attention
     from redrive.replay.scheduled import backlog
     from redrive.replay.status import fullest_lanes
 
     with opened(store, program) as app:
         operations = app.operate()
         found, now = operations.status(), operations.operator.now()
+        needs = attention(operations.operator.store, operations.operator.env, found)
         lane_max = app.runtime.settings.lane_max
         with operations.operator.store.reading() as tx:
             full = fullest_lanes(tx, lane_max)
         scheduled = backlog_lines(backlog(operations.operator.store, now), now)
+    if check:
+        return report_needs(needs, as_json)
     if as_json:
         emit_json([_status(one, [lane for name, lane, _ in full if name == one.subscription]) for one in found])
         return 0
@@ -61,6 +70,9 @@ def status(store: str | None, program: str | None, as_json: bool) -> int:
             say(f"{one.subscription}: {plural(one.holds, 'hold')} of keys; redrive hold {one.subscription}")
         if one.rebuilding_until is not None:
             block(f"{plain(one.subscription)} is being rebuilt up to position {one.rebuilding_until}", "")
+    for need in needs:
+        if need.check not in SHOWN_BY_STATUS:
+            block(f"{plain(need.message)}; {plain(need.advice)}", "")
     for lane in full:
         block(f"{plain(lane.told(lane_max))}; {plain(lane.remedy)}", "")
     for line in scheduled:

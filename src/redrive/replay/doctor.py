@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from redrive.clock import Env, short_name
 from redrive.errors import Halted, SourceDown, UsageError
 from redrive.policy.lease import Lease, State, state_of
+from redrive.replay.attention import due_letters, told_due
 from redrive.replay.machine import examine_file, examine_server
-from redrive.replay.status import fullest_lanes
+from redrive.replay.status import fullest_lanes, is_owned
 from redrive.settings import Settings, check_subscriptions
 from redrive.store.address import is_postgres
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
@@ -48,8 +49,10 @@ def examine(store: Store, env: Env, settings: Settings, declared: Collection[str
         seen = examine_server(store)
     else:
         seen = examine_file(store, settings.checkpoint_pages)
+    takes_writes = True
     for check, state, message, advice in seen:
         yield Finding(check, state, message, advice)
+        takes_writes &= not (state == PROBLEM and check in ("free space", "writing"))
     with store.reading() as tx:
         yield _clock(tx, env.clock.now())
         rows = [(row, tx.progress.get(row.id)) for row in tx.progress.all()]
@@ -59,7 +62,12 @@ def examine(store: Store, env: Env, settings: Settings, declared: Collection[str
     yield from found
     if not any(one.subscription for one in found):
         count = f"{len(rows)} subscriptions" if len(rows) != 1 else "1 subscription"
-        yield Finding("subscriptions", OK, f"{count}: none is halted, paused, forgotten or held up")
+        told = f"{count}: none is halted, paused, forgotten or held up"
+        if takes_writes:
+            yield Finding("subscriptions", OK, told)
+        else:
+            advice = "look at the logs of the workers: what halts them cannot be written down"
+            yield Finding("subscriptions", WARNING, f"{told}, as far as the store could be written to", advice)
 
 
 def examine_brokers(subscriptions: Iterable[Subscription]) -> Iterator[Finding]:
@@ -128,9 +136,10 @@ def _subscriptions(
             yield Finding("paused", WARNING, f"{name} is paused: nothing runs until it is resumed", advice, name)
         elif held is State.EXPIRED:
             why = "is dead" if dead else f"has been silent for {show_duration(max(0.0, now - progress.lease_until))}"
+            look = "" if dead else "if that process lives, it hangs or cannot write to the store: look at its log; or "
             yield Finding(
                 "lease", WARNING, f"{name}: its owner {short_name(lease.owner or '')} {why}",
-                "start a worker: it takes over at once", name,
+                f"{look}start a worker: it takes over at once", name,
             )  # fmt: skip
         elif held is State.FREE:
             yield from _unowned(tx, row, progress, now)
@@ -167,6 +176,9 @@ def _letters(
                 "late letters", WARNING, f"{row.name}: {_many(late, seen)} due for more than {show_duration(LATE_MAX)}",
                 "look at its worker: is it overloaded, or does a call hang?", row.name,
             )  # fmt: skip
+        due, age = due_letters(tx, row.id, now)
+        if due and not is_owned(progress, env) and not progress.paused:
+            yield Finding("due letters", WARNING, told_due(row.name, due, age), "start a worker", row.name)
         inflight = [one for member in tx.progress.members(row.id)
                     for one in tx.sql.all("inflight_all", {"member": member.member})]  # fmt: skip
         for position, charges in inflight:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from redrive.errors import StoreBusy, StoreError
+from redrive.store.address import is_postgres
 from redrive.store.port import Store, StoreTx
 
 Found = tuple[str, str, str, str]  # check, state, message, advice
@@ -69,10 +70,18 @@ def _durability(store: Store) -> Iterator[Found]:
     try:
         with store.transaction() as tx:
             mode, sync = tx.sql.value("doctor_journal_mode"), tx.sql.value("doctor_synchronous")
+            tx.sql.run("doctor_touch")
+            tx.sql.run("meta_drop", {"name": "doctor"})
     except StoreBusy:
         yield (
             "write lock", "problem", "another process has held the write lock for longer than busy_timeout",
             "find the program that has a transaction open on the file (lsof, fuser) and end it",
+        )  # fmt: skip
+        return
+    except StoreError as error:
+        yield (
+            "writing", "problem", f"the store takes no writes: {error}",
+            "make room, or give the user of the workers the right to write; nothing is lost, they go on by themselves",
         )  # fmt: skip
         return
     yield "write lock", "ok", "it was free", ""
@@ -100,7 +109,7 @@ def _pages(tx: StoreTx, path: str) -> Found:
     """Damage shows where a page is read, which may be years later: for old events, say."""
     look = f"""run sqlite3 {shlex.quote(path)} 'PRAGMA quick_check' when the disk has time"""
     if (length := _bytes(path)) > PAGES_READ_MAX:
-        return "pages", "ok", f"not looked at: the store takes {_size(length)}", look
+        return "pages", "ok", f"not looked at: the store takes {size(length)}", look
     found = str(tx.sql.value("doctor_pages"))
     if found == "ok":
         return "pages", "ok", "each was read, and makes sense", ""
@@ -160,9 +169,19 @@ def _mounts() -> str:
         return ""
 
 
+def room_of(url: str) -> shutil._ntuple_diskusage | None:
+    """The disk under a store, as `shutil.disk_usage` sees it; None if the store is a server or in memory."""
+    if is_postgres(url) or url == ":memory:":
+        return None
+    try:
+        return shutil.disk_usage(Path(url).resolve().parent)
+    except OSError:
+        return None
+
+
 def _room(path: str) -> Found:
     usage = shutil.disk_usage(Path(path).resolve().parent)
-    shown = f"{_size(usage.free)} of {_size(usage.total)} are free; the store takes {_size(_bytes(path))}"
+    shown = f"{size(usage.free)} of {size(usage.total)} are free; the store takes {size(_bytes(path))}"
     if usage.free < FREE_OUT:
         return "free space", "problem", shown, "make room now: a full disk halts every subscription (nothing is lost)"
     if usage.free < min(FREE_LOW, usage.total * FREE_LOW_SHARE):
@@ -174,10 +193,10 @@ def _wal(path: str, checkpoint_pages: int) -> Found:
     length = _bytes(f"{path}-wal")
     if length > checkpoint_pages * PAGE_BYTES * WAL_LONG:
         return (
-            "write-ahead log", "warning", f"it is {_size(length)} long: somebody reads in one transaction for a long "
+            "write-ahead log", "warning", f"it is {size(length)} long: somebody reads in one transaction for a long "
             "time, or nobody checkpoints", "end the long read transaction; a running worker then copies it back",
         )  # fmt: skip
-    return "write-ahead log", "ok", f"{_size(length)}; it is copied back every {checkpoint_pages:,} pages", ""
+    return "write-ahead log", "ok", f"{size(length)}; it is copied back every {checkpoint_pages:,} pages", ""
 
 
 def _bytes(path: str) -> int:
@@ -187,7 +206,8 @@ def _bytes(path: str) -> int:
         return 0
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """Bytes for people: `3.1 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"

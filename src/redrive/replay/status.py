@@ -35,6 +35,8 @@ class SubscriptionStatus:
     holds: int  # keys, or prefixes of keys, that an operator holds here
     owner: str | None  # who holds a lease that still counts
     lease_until: float | None
+    silent_seconds: float | None  # since its owner's last sign of life, if its lease has lapsed and it may still live
+    silent_owner: str | None
     paused: bool
     halted: str | None
     rebuilding_until: int | None  # the position it had before its last reset, while it is on the way back there
@@ -51,7 +53,7 @@ class SubscriptionStatus:
         if self.halted is not None:
             return "halted"
         if self.owner is None:
-            return "stopped"
+            return "stopped" if self.silent_owner is None else "silent"
         return "rebuilding" if self.rebuilding_until is not None else "running"
 
 
@@ -101,9 +103,14 @@ def fullest_lanes(tx: StoreTx, least: int) -> list[FullLane]:
 
 def is_owned(progress: ProgressRow, env: Env) -> bool:
     """Does somebody hold a lease that still counts?"""
+    return lease_state(progress, env)[0] is State.HELD
+
+
+def lease_state(progress: ProgressRow, env: Env) -> tuple[State, bool]:
+    """What the lease is worth now, and whether its owner is known to be dead."""
     lease = Lease(progress.owner, progress.epoch, progress.lease_until, bool(progress.unclean), progress.boot or "")
     dead = bool(lease.owner) and env.owner_is_dead(lease.owner or "")
-    return state_of(lease, now=env.clock.now(), owner_is_dead=dead) is State.HELD
+    return state_of(lease, now=env.clock.now(), owner_is_dead=dead), dead
 
 
 def _of(
@@ -120,7 +127,8 @@ def _of(
     letters = tx.letters.counts(row.id)
     held = _oldest_held(tx, row) if any(letters.get(state) for state in ("retrying", "waiting", "dead")) else None
     unapplied = [at for at in (oldest, held) if at is not None]
-    owned = is_owned(progress, env)
+    held_by, dead = lease_state(progress, env)
+    owned, silent = held_by is State.HELD, held_by is State.EXPIRED and not dead
     return SubscriptionStatus(
         subscription=row.name, kind=row.kind, source=row.source, order=row.ordering, position=progress.position,
         lag_events=max(0, lag), lag_seconds=0.0 if oldest is None else max(0.0, now - oldest),
@@ -129,6 +137,8 @@ def _of(
         retrying=letters.get("retrying", 0), waiting=letters.get("waiting", 0), dead=letters.get("dead", 0),
         holds=_holds(tx, row, now),
         owner=progress.owner if owned else None, lease_until=progress.lease_until if owned else None,
+        silent_seconds=max(0.0, now - min(progress.lease_set_at, progress.lease_until)) if silent else None,
+        silent_owner=progress.owner if silent else None,
         paused=bool(progress.paused), halted=progress.halted,
         rebuilding_until=progress.quiet_until if progress.position < progress.quiet_until else None,
         last_id=progress.anchor, last_type=progress.last_type,

@@ -1068,6 +1068,16 @@ WHERE name > ? AND name NOT IN ('format', 'compatible_from', 'syncs', 'copying',
 -- name: meta_drop
 DELETE FROM redrive_meta WHERE name = :name
 
+-- ---------------------------------------------------------------- what needs an operator
+
+-- name: attention_due
+-- Among the first letters that are to be retried: heads that were due before a time, and since when the first is.
+SELECT count(*), min(due_at) FROM
+  (SELECT l.due_at, CASE WHEN k.oldest < l.position THEN 1 ELSE 0 END AS behind
+   FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
+   WHERE l.state = 'retrying' AND l.subscription = :subscription ORDER BY l.id LIMIT :limit) AS first
+WHERE behind = 0 AND due_at < :before
+
 -- ---------------------------------------------------------------- metrics
 
 -- name: metrics_letters

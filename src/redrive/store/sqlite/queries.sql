@@ -450,6 +450,10 @@ PRAGMA journal_mode
 -- name: doctor_synchronous
 PRAGMA synchronous
 
+-- name: doctor_touch
+-- With meta_drop in the same transaction nothing changes, and a page is written all the same: does the disk take it?
+INSERT INTO redrive_meta VALUES ('doctor', 1)
+
 -- name: doctor_pages
 -- "ok", or the first page that makes no sense; every page is read.
 PRAGMA quick_check(1)
