@@ -33,7 +33,7 @@ DOCSTRING_LINES_MAX = 10
 
 # What each part of the package may import of the package, besides itself.
 SHARED = {"version",
-    "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "masking", "observe",
+    "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "files", "masking", "observe",
     "reader", "settings", "subscription", "types", "units",
 }  # fmt: skip
 PORTS = {"store", "sources", "sinks", "mirrors"}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from redrive.clock import Env
 from redrive.errors import UsageError
+from redrive.files import mode_of
 from redrive.observe import signals as sig
 from redrive.observe.signals import Signals
 from redrive.settings import Settings, load_settings, settings_path
@@ -166,6 +167,7 @@ class Runtime:
                 address,
                 busy_timeout=settings.busy_timeout,
                 checkpoint_pages=settings.checkpoint_pages,
+                file_mode=mode_of(settings.file_mode),
                 inline=self.inline,
             )
             return file

@@ -32,6 +32,7 @@ Globs = tuple[Annotated[str, Meta(min_length=1)], ...]  # in the environment: se
 Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=100)]
 Reference = Annotated[str, Meta(pattern=r"^[\w.]+:[\w.]+$")]
 Address = Annotated[str, "address"]  # HOST:PORT, or "off"
+FileMode = Annotated[str, Meta(pattern="^0?6[0246]{2}$")]  # as chmod takes it; the owner may always read and write
 Profile = Literal["development", "staging", "production"]
 _NUMBERS: dict[str, Callable[[str], float]] = {"duration": duration, "rate": rate, "size": size}
 
@@ -159,6 +160,7 @@ class Settings(_Checked, frozen=True, kw_only=True):
     track_memory_max: Bytes = size("64MiB")  # tracked events that wait in memory; beyond it the newest are lost
     spool: str | None = None  # folder for tracked events while the store is away; not set: beside the store's file
     spool_max: Bytes = size("100MiB")  # all spool files of a store on this machine; a full disk would harm others
+    file_mode: FileMode = "0600"  # of stores and exports that are made; existing files keep theirs
     prune_cron: str | None = None  # five fields, in UTC: when a worker prunes settled letters; not set: nobody does
     prune_older_than: Seconds = duration("30d")  # how long ago those were settled that it prunes
     subscriptions: dict[str, SubscriptionSettings] = {}

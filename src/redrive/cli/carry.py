@@ -59,7 +59,7 @@ def export_letters(
                 click.echo(line)
             return 0
         with (
-            complete_file(out) as file,
+            complete_file(out, app.runtime.settings.file_mode) as file,
             progress("export", "letters", len(letters), quiet=quiet or as_json) as show,
         ):
             for count, line in enumerate(lines, 1):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
+from redrive.files import create, mode_of, mode_to_keep
+
 if TYPE_CHECKING:
     from redrive.app import App
 
@@ -24,8 +26,11 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 @contextmanager
-def complete_file(out: str | None) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is complete, whatever had it before; without a name, stdout."""
+def complete_file(out: str | None, file_mode: str) -> Iterator[BinaryIO]:
+    """A file that takes its name when it is complete, whatever had it before; without a name, stdout.
+
+    A new file has this mode, one that is replaced hands on its own.
+    """
     check_target(out)
     if out is None:
         if sys.stdout is None:
@@ -41,7 +46,10 @@ def complete_file(out: str | None) -> Iterator[BinaryIO]:
         return
     target = Path(os.path.realpath(out))  # what a link leads to is replaced, and the link stays
     part = target.with_name(f"{target.name}.part")
+    mode = mode_to_keep(target, mode_of(file_mode))
     try:
+        part.unlink(missing_ok=True)  # of an export that was killed, perhaps with another mode
+        create(part, mode)
         with part.open("wb") as file:
             yield file
             file.flush()

@@ -69,7 +69,7 @@ def export_log(
         first = next(lines, None)  # an unknown log is an error before a file is made
         count, last = 0, after
         with (
-            complete_file(out) as target,
+            complete_file(out, app.runtime.settings.file_mode) as target,
             progress("export", "events", last_position(app.runtime.store) - after, quiet=quiet or is_watched) as show,
         ):
             shown = _escaped if is_watched else bytes

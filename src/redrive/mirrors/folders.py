@@ -16,6 +16,7 @@ from pathlib import Path
 
 from redrive.errors import EventError, MirrorDown, UsageError
 from redrive.failpoints import hit
+from redrive.files import PRIVATE, create_folders, mode_of
 from redrive.mirrors.entry import Entry, decode, encode
 from redrive.mirrors.lines import BEGINNING, Damage, frame, scan
 from redrive.mirrors.port import Mirror
@@ -32,7 +33,13 @@ class LetterFiles(Mirror):
     """See `files`."""
 
     def __init__(
-        self, folder: str | PathLike[str], name: str, rotate: str = ROTATE, keep: str | None = None, fsync: bool = True
+        self,
+        folder: str | PathLike[str],
+        name: str,
+        rotate: str = ROTATE,
+        keep: str | None = None,
+        fsync: bool = True,
+        file_mode: str = PRIVATE,
     ) -> None:
         super().__init__(name)
         self.folder = Path(folder)
@@ -41,6 +48,7 @@ class LetterFiles(Mirror):
         try:
             self._bytes_max = size(rotate)
             self._keep = None if keep is None else duration(keep)
+            self._file_mode, self._mode = file_mode, mode_of(file_mode)
         except ValueError as error:
             raise UsageError(f"{name}: {error}") from None
         if self._bytes_max < 1 or (self._keep is not None and self._keep < 86_400):
@@ -96,14 +104,16 @@ class LetterFiles(Mirror):
         if self._file is None or self._day != day:
             self.close()
             folder = self.folder / f"{day:%Y/%m/%d}"
-            _make(folder, self._fsync)
+            _make(folder, self._fsync, self._mode)
             self._file, self._day = self._open(folder / NAME), day
             if self._keep is not None:
                 _forget(self.folder, day - timedelta(seconds=self._keep))
         return self._file
 
     def _open(self, path: Path) -> LineFile:
-        return LineFile(path, BySize(self._bytes_max), fsync=self._fsync, beginning=BEGINNING)
+        return LineFile(
+            path, BySize(self._bytes_max), fsync=self._fsync, beginning=BEGINNING, file_mode=self._file_mode
+        )
 
     def _mend(self, path: Path) -> None:
         file = self._open(path)
@@ -119,16 +129,23 @@ class LetterFiles(Mirror):
 
 
 def files(
-    folder: str | PathLike[str], *, name: str, rotate: str = ROTATE, keep: str | None = None, fsync: bool = True
+    folder: str | PathLike[str],
+    *,
+    name: str,
+    rotate: str = ROTATE,
+    keep: str | None = None,
+    fsync: bool = True,
+    file_mode: str = PRIVATE,
 ) -> LetterFiles:
     """A mirror of letters in a folder, with a folder for each day; files of `rotate` bytes at most.
 
-    `keep="30d"` removes the folders of days that lie longer ago.
+    `keep="30d"` removes the folders of days that lie longer ago. New files have the mode `file_mode`, and new folders
+    one that lets the same people enter.
 
     >>> files("dead", name="dead-files", keep="30d")
     files('dead', name='dead-files')
     """
-    return LetterFiles(folder, name, rotate, keep, fsync)
+    return LetterFiles(folder, name, rotate, keep, fsync, file_mode)
 
 
 def paths(folder: Path) -> list[Path]:
@@ -174,11 +191,10 @@ def _blocks(lines: Sequence[bytes], bytes_max: int) -> Iterator[bytes]:
         yield b"".join(block)
 
 
-def _make(folder: Path, fsync: bool) -> None:
+def _make(folder: Path, fsync: bool, mode: int) -> None:
     """The folder and those above it; their names are on the disk."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in reversed(missing) if fsync else ():
+    made = create_folders(folder, mode)
+    for one in made if fsync else ():
         fd = os.open(one.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)

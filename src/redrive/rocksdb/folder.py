@@ -17,6 +17,7 @@ import msgspec
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from redrive.errors import Fenced, Halted, StoreError
+from redrive.files import PRIVATE, create_folders, mode_of
 from redrive.store.port import StoreTx
 from redrive.store.states import Keeper, Owner, State, mark_of, remember_token, set_mark, token_of
 
@@ -41,7 +42,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.keepers = path, dict[int, RocksKeeper]()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_folders(path, mode_of(PRIVATE))  # RocksDB's own files are for everybody who may enter
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         self._synced = WriteOptions()

@@ -15,6 +15,7 @@ from typing import Any
 from redrive import cloudevents
 from redrive.errors import UsageError
 from redrive.event import Event
+from redrive.files import PRIVATE
 from redrive.sinks.batching import batch_options
 from redrive.sinks.port import Sink
 from redrive.sinks.rotation import LineFile, rotation
@@ -109,13 +110,16 @@ def file(
     fsync: bool = True,
     source: str | None = None,
     batch_max: int = BATCH_MAX,
+    file_mode: str = PRIVATE,
 ) -> FileSink:
     """A sink that appends each event to a file, as a line of JSON.
+
+    A new file has the mode `file_mode`, one that exists keeps its own.
 
     >>> file("events.jsonl", name="archive", rotate="100MiB", keep=10)
     file('events.jsonl', name='archive')
     """
-    return FileSink(name, LineFile(path, rotation(rotate), keep, fsync), source, batch_max)
+    return FileSink(name, LineFile(path, rotation(rotate), keep, fsync, file_mode=file_mode), source, batch_max)
 
 
 def stdout(*, name: str = "stdout", source: str | None = None, batch_max: int = BATCH_MAX) -> StdoutSink:

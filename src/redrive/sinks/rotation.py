@@ -20,6 +20,7 @@ from msgspec import Struct
 from redrive.clock import SystemClock
 from redrive.codec import NOT_JSON, from_json
 from redrive.errors import UsageError
+from redrive.files import PRIVATE, mode_of
 from redrive.units import duration, size
 
 KEEP_MAX = 100_000
@@ -82,6 +83,7 @@ class LineFile:
         fsync: bool = True,
         *,
         beginning: bytes = _BEGINNING,
+        file_mode: str = PRIVATE,
     ) -> None:
         self.path = os.fspath(path)
         if keep is not None and (rotate is None or not 1 <= keep <= KEEP_MAX):
@@ -89,6 +91,10 @@ class LineFile:
         if os.path.lexists(self.path) and not os.path.isfile(self.path):
             raise UsageError(f"{self.path} is not a file")
         self._rotate, self._keep, self._fsync = rotate, keep, fsync
+        try:
+            self._mode = mode_of(file_mode)
+        except ValueError as error:
+            raise UsageError(f"file_mode: {error}") from None
         self._beginning = beginning
         self._fd: int | None = None
         self._pid = os.getpid()
@@ -143,10 +149,12 @@ class LineFile:
 
     def _open(self) -> int:
         is_new = not os.path.exists(self.path)
-        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, self._mode)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise UsageError(f"{self.path} is not a file")
+        if is_new:
+            os.fchmod(fd, self._mode)  # whatever the umask
         if is_new and self._fsync:
             _sync_folder(self.path)
         return fd
@@ -154,6 +162,7 @@ class LineFile:
     def _begin_another(self, fd: int) -> int:
         """Move the file away, under the lock that is held on it, and take a new one."""
         numbers = self._rotated()
+        self._mode = stat.S_IMODE(os.fstat(fd).st_mode)  # who may read the former file may read the next
         os.rename(self.path, self._name(max(numbers, default=0) + 1))
         if self._keep is not None:
             for number in sorted(numbers)[: max(0, len(numbers) + 1 - self._keep)]:

@@ -21,6 +21,7 @@ from redrive.context import Again
 from redrive.errors import CommitRefused, CommitUnknown, StoreBusy, StoreError, StoreGone, TransactionEnded, UsageError
 from redrive.event import NewEvent
 from redrive.failpoints import hit
+from redrive.files import create
 from redrive.store import forking
 from redrive.store.ahead import Lookout, NoLookout
 from redrive.store.groups import Done, append_group, run_here
@@ -75,7 +76,15 @@ class SqliteStore:
     can_hold = True
     is_careful = False  # is there a statement that may end the transaction? see careful.py
 
-    def __init__(self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, inline: bool = False):
+    def __init__(
+        self,
+        path: str,
+        *,
+        busy_timeout: float = 10.0,
+        checkpoint_pages: int = 4000,
+        file_mode: int = 0o600,
+        inline: bool = False,
+    ):
         self.path = self.url = path
         self.written = None if path == ":memory:" else f"{path}-wal"
         self._inline = inline
@@ -88,6 +97,7 @@ class SqliteStore:
         with forking.opening:
             if self._place is not None:
                 check_free(path)
+                create(path, file_mode)  # SQLite gives its mode to the -wal and -shm files
             self._open_writing()
         self._readers: list[SqliteTx] = []
         self._watch = None if path == ":memory:" else self._open("NORMAL", read_only=True)
