@@ -77,14 +77,9 @@ class SqliteStore:
     is_careful = False  # is there a statement that may end the transaction? see careful.py
 
     def __init__(
-        self,
-        path: str,
-        *,
-        busy_timeout: float = 10.0,
-        checkpoint_pages: int = 4000,
-        file_mode: int = 0o600,
+        self, path: str, *, busy_timeout: float = 10.0, checkpoint_pages: int = 4000, file_mode: int = 0o600,
         inline: bool = False,
-    ):
+    ):  # fmt: skip
         self.path = self.url = path
         self.written = None if path == ":memory:" else f"{path}-wal"
         self._inline = inline
