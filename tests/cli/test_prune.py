@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_events_go_when_the_rebuild_is_given_up(settled: Any) -> None:
     answer = settled.redrive(*line, "--no-rebuild", "revenue", "--yes", "--json")
     assert answer.code == 0, answer.err
     (found,) = answer.json["events"]
-    assert list(found) == ["log", "upto", "events", "letters", "held_by"]
+    assert list(found) == ["log", "upto", "events", "letters", "held_by", "unacknowledged", "warning"]
     assert (found["log"], found["events"], found["letters"]) == ("orders", 4, 2)
     assert settled.query("SELECT count(*) FROM redrive_events WHERE log = 1") == [(3,)]
     assert settled.redrive("verify", "--app", "shop:app").code == 0
@@ -108,3 +109,35 @@ def test_beside_a_running_worker_nothing_is_disturbed(settled: Any) -> None:
 def test_mistakes_are_wrong_usage(settled: Any, line: tuple[str, ...], told: str) -> None:
     answer = settled.redrive("prune", *line, "--store", "shop.db")
     assert (answer.code, told in " ".join(answer.err.split())) == (2, True), answer.err
+
+
+FED = """
+from redrive import App
+from redrive.redis import Stream
+
+app = App("shop.db")
+
+@app.on(Stream("{url}", "orders"), order="none", start="first")
+def ship(event, ctx): ...
+"""
+
+
+def test_prune_shows_what_a_broker_would_give_again_before_it_asks(shop: Any, valkey_url: str) -> None:
+    """The entry stays in the group's list of pending ones, as it does if its acknowledgement is lost."""
+    (shop.folder / "shop.py").write_text(shop._placed(FED.format(url=valkey_url)))
+    with redis.Redis.from_url(valkey_url) as server:
+        server.flushdb()
+        ids = [server.xadd("orders", {"type": "order.placed", "data": "1"}) for _ in range(3)]
+        assert shop.redrive("run", "shop:app", "--until-idle").code == 0
+        (group,) = server.xinfo_groups("orders")
+        server.xclaim("orders", group["name"], "redrive", 0, ids, force=True)
+        line = ("prune", "--older-than", "0s", "--events", "redis:orders", "--store", "shop.db")
+        asked = shop.redrive(*line, "--app", "shop:app")
+        assert asked.code == 2 and "Delete this for good?" in asked.err
+        said = " ".join(asked.out.split())
+        assert "WARNING: group" in said and "has not acknowledged 2 of them" in said
+        (one,) = shop.redrive(*line, "--app", "shop:app", "--dry-run", "--json").json["events"]
+        assert (one["unacknowledged"], "applied again" in one["warning"]) == (2, True)
+        (one,) = shop.redrive(*line, "--dry-run", "--json").json["events"]
+        assert (one["unacknowledged"], "add --app" in one["warning"]) == (None, True)
+        server.flushdb()

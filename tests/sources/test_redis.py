@@ -13,6 +13,7 @@ from redrive import App, UsageError
 from redrive.redis import Codec, Stream, ordered
 from redrive.redis.ids import id_of
 from redrive.redis.stream import line_of
+from redrive.replay.operations import operate
 from redrive.replay.prune import What
 from redrive.runner import land
 from redrive.sources.port import moved
@@ -477,6 +478,43 @@ def test_an_id_counts_once_as_long_as_its_event_is_kept(shops: Any, server: Any,
     desk.prune(what, desk.plan_prune(what), "old")
     assert repeat(4) == ["order-1", "order-1"]
     assert shop.reasons == []
+
+
+def test_prune_warns_of_events_that_the_group_has_not_acknowledged(shops: Any, server: Any) -> None:
+    """An acknowledgement may be lost. As long as its event is in the log, an entry that comes again is recognised."""
+    shop = shops(**GROUP)
+    ids = [server.xadd("orders", {"data": "1"}, id=f"{at}-1").decode() for at in range(1, 21)]  # long ago
+    shop.harness.run_until_idle()
+    shop.harness.advance("40d")
+    desk = shop.app.operate()
+    what = What(30 * 86_400.0, logs=("redis:orders",), no_rebuild=("write_down",))
+    (quiet,) = desk.plan_prune(what).events
+    assert (quiet.events, quiet.unacknowledged, quiet.warning) == (19, 0, "")
+    (group,) = server.xinfo_groups("orders")
+    name = group["name"].decode()
+    server.xclaim("orders", name, "redrive", 0, ids, force=True)
+    assert server.xpending("orders", name)["pending"] == 20
+    plan = desk.plan_prune(what)
+    (told,) = plan.events
+    assert told.unacknowledged == 19
+    assert f"group {name!r} has not acknowledged 19 of them" in told.warning
+    assert server.xpending("orders", name)["pending"] == 20, "asking changes nothing"
+    (blind,) = operate(desk.operator.store, desk.operator.env).plan_prune(what).events
+    assert blind.unacknowledged is None and "add --app" in blind.warning
+    desk.prune(what, plan, "it was said")
+    assert [id for id, _, _ in shop.given] == [f"orders:{id}" for id in ids]
+
+
+def test_prune_says_so_if_the_broker_cannot_be_asked(shops: Any, server: Any) -> None:
+    shop = shops(**GROUP)
+    for at in (1, 2):
+        server.xadd("orders", {"data": "1"}, id=f"{at}-1")
+    shop.harness.run_until_idle()
+    shop.harness.advance("40d")
+    shop.stream.url = "redis://127.0.0.1:1/0"
+    what = What(30 * 86_400.0, logs=("redis:orders",), no_rebuild=("write_down",))
+    (plan,) = shop.app.operate().plan_prune(what).events
+    assert plan.unacknowledged is None and "could not be asked" in plan.warning
 
 
 def test_a_group_on_a_stream_that_was_restored_reads_all_of_it_and_knows_what_it_has(shops: Any, server: Any) -> None:

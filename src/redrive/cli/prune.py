@@ -54,7 +54,8 @@ def prune(
     --events deletes a log's oldest events, below what every subscription has read and below every open letter. Kept
     are the newest event of each key, because versions count on from it, and all that a projection or a handler with
     keyed state would need to be rebuilt, unless --no-rebuild NAME gives that up for good. Discarded letters and edits
-    of deleted events go with them. An event with the id of a deleted one would be a new event.
+    of deleted events go with them. An event with the id of a deleted one would be a new event; with --app the broker
+    of the log is asked whether it would give some of them again, and a warning says how many.
 
     What a mirror of letters lacks stays, unless --no-mirror NAME says that it need not have it.
 
@@ -113,6 +114,8 @@ def _lines(plan: PrunePlan) -> list[str]:
         letters = f", {plural(one.letters, 'discarded letter')}" if one.letters else ""
         lines.append(f"{plural(one.events, 'event')} of log {plain(one.log)}{letters}, up to position {one.upto}")
         lines.append(f"  (no further: {one.held_by})")
+        if one.warning:
+            lines.append(f"  WARNING: {plain(one.warning)}")
     return lines
 
 
@@ -122,7 +125,8 @@ def _json(plan: PrunePlan, done: bool) -> dict[str, Any]:
         "emptied": plan.emptied, "attempts": plan.attempts, "journal": plan.journal,
         "unmirrored": plan.unmirrored,
         "events": [
-            {"log": one.log, "upto": one.upto, "events": one.events, "letters": one.letters, "held_by": one.held_by}
+            {"log": one.log, "upto": one.upto, "events": one.events, "letters": one.letters, "held_by": one.held_by,
+             "unacknowledged": one.unacknowledged, "warning": one.warning}
             for one in plan.events
         ],
     }  # fmt: skip

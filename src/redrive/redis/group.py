@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CONSUMER = "redrive"  # one owner at a time: whoever takes over has the pending entries of the one before
 CLAIM_MAX = 100
+PENDING_PAGE = 1_000  # pending entries asked for at a time
 # Who is gone and has nothing: in one step, because with a consumer the server deletes what it has not finished.
 TIDY = """
 for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -214,6 +215,34 @@ class GroupReader(StreamReader):
                 self.server.eval(TIDY, 1, self.stream.name, self.group, CONSUMER, str(idle))
             except redis.ResponseError:  # scripts are not allowed here: nobody is harmed by an empty name in a list
                 self._tidies = False
+
+    def unacknowledged(self, most: int) -> list[str]:
+        """The ids of the events of pending entries, the oldest first; SourceDown if the server cannot be asked.
+
+        It only looks: reading through the group would change who has an entry, and since when.
+        """
+        with self.asking():
+            return list(self._pending_ids(most))
+
+    def _pending_ids(self, most: int) -> Iterator[str]:
+        above = "-"
+        while most > 0:
+            try:
+                count = min(PENDING_PAGE, most)
+                waiting = self.server.xpending_range(self.stream.name, self.group, min=above, max="+", count=count)
+            except redis.ResponseError as error:
+                if "NOGROUP" in str(error):
+                    return
+                raise
+            pipe = self.server.pipeline(transaction=False)
+            for one in waiting:
+                pipe.xrange(self.stream.name, one["message_id"], one["message_id"])
+            entries = [(id, fields) for found in pipe.execute() for id, fields in found]
+            for message in self.messages(0, entries):  # one that was deleted comes again as nothing
+                yield message.event.id
+            if len(waiting) < count:
+                return
+            most, above = most - count, f"({text_of(waiting[-1]['message_id'])}"
 
     def settled(self, messages: Sequence[Message | Plain]) -> None:
         if messages:

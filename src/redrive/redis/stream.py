@@ -164,6 +164,18 @@ class Stream(Source):
 
         return warnings(self)
 
+    def unacknowledged(self, group: str, most: int) -> Sequence[str]:
+        """The ids of entries that the group has handed out and not heard of again."""
+        if not self.acknowledges:
+            return ()
+        from redrive.redis.group import GroupReader
+
+        reader = GroupReader(self, group)
+        try:
+            return reader.unacknowledged(most)
+        finally:
+            reader.close()
+
     def sink(self, name: str) -> BrokerSink:
         """Write to it, as a delivery of this name."""
         check_format(repr(self), self.codec.format)

@@ -58,10 +58,14 @@ class Operations:
         return list(examine(self.operator.store, self.operator.env, settings, self.declared or None))
 
     def plan_prune(self, what: What) -> PrunePlan:
-        """What `prune` would delete."""
+        """What `prune` would delete, and whether a broker would give some of it again."""
         from redrive.replay.prune import plan_prune
+        from redrive.replay.prune_events import check_unacknowledged
 
-        return plan_prune(self.operator.store, self.operator.now(), what)
+        store, intakes = self.operator.store, {one.source: one for one in self.declared.values() if one.origin}
+        plan = plan_prune(store, self.operator.now(), what)
+        plan.events = [check_unacknowledged(store, one, intakes.get(one.log)) for one in plan.events]
+        return plan
 
     def prune(self, what: What, plan: PrunePlan, reason: str = "", told: Told = untold) -> PrunePlan:
         """Delete what was planned; `told` is called after each batch."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from redrive.errors import UsageError
+from redrive.errors import Halted, SourceDown, UsageError
 from redrive.failpoints import hit
 from redrive.replay.forget import delete_letters
 from redrive.replay.rewind import ranges
@@ -20,8 +20,11 @@ from redrive.store.filters import Asked
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.store.pruned import keep_pruned, keep_pruned_upto, pruned_of, pruned_upto
 from redrive.store.sql import BOOKS
+from redrive.subscription import Subscription
 
 BATCH = 1000  # events per transaction
+PENDING_MAX = 10_000  # entries of a broker that are asked for before a log is pruned: a second
+ACKNOWLEDGING = "redis:"  # how logs begin whose broker may give again what has landed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class EventPlan:
     events: int
     letters: int  # discarded letters that go with their events
     held_by: str  # why not more
+    unacknowledged: int | None = 0  # events among them that the broker would give again; None if it was not asked
+    warning: str = ""  # about these
 
 
 def plan_events(
@@ -47,6 +52,38 @@ def plan_events(
     chosen = [{**where, "subscription": row.id} for row in _readers(tx, log_name)]
     letters = sum(int(tx.sql.value("prune_events_letters", one)) for one in chosen)
     return replace(plan, events=events, letters=letters)
+
+
+def check_unacknowledged(store: Store, plan: EventPlan, intake: Subscription | None) -> EventPlan:
+    """Ask the broker of a log whether it would give again what the plan deletes: that would be applied again.
+
+    `intake` is the subscription that lands its messages, if the program is known.
+    """
+    if not plan.events:
+        return plan
+    if intake is None or intake.origin is None:
+        with store.reading() as tx:
+            is_fed = any(row.kind == "intake" for row in _readers(tx, plan.log))
+        if not (is_fed and plan.log.startswith(ACKNOWLEDGING)):
+            return plan
+        told = "the broker was not asked whether it would give some of them again: add --app MODULE:APP"
+        return replace(plan, unacknowledged=None, warning=told)
+    try:
+        ids = intake.origin.unacknowledged(intake.group, PENDING_MAX)
+    except (SourceDown, Halted) as error:
+        told = f"the broker could not be asked whether it would give some of them again: {error}"
+        return replace(plan, unacknowledged=None, warning=told)
+    with store.reading() as tx:
+        rows = [tx.sql.one("event_by_id", (plan.number, id)) for id in ids]
+    count = sum(1 for row in rows if row is not None and row[0] <= plan.upto)
+    if not count:
+        return plan
+    least = "at least " if len(ids) == PENDING_MAX else ""
+    told = (
+        f"group {intake.group!r} has not acknowledged {least}{count:,} of them: the broker gives them again, they "
+        "count as new, and are applied again; let a worker acknowledge them first"
+    )
+    return replace(plan, unacknowledged=count, warning=told)
 
 
 def limit_events(

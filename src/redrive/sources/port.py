@@ -111,6 +111,13 @@ class Source(ABC):
         """The same for `redrive doctor`, which is to know whether the broker answers; SourceDown or Halted if not."""
         return self.warnings()
 
+    def unacknowledged(self, group: str, most: int) -> Sequence[str]:
+        """The ids of events that the broker would give this group again, so many at most; SourceDown if it is away.
+
+        None where the place of the reader is in the store: it moves in the transaction in which a message lands.
+        """
+        return ()
+
     @property
     def log(self) -> str:
         """The log where its messages land."""
