@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from redrive.clock import Env
+from redrive.clock import Env, SystemClock
 from redrive.context import Tx
 from redrive.declare import Declarations, takes
 from redrive.errors import CommitRefused, UsageError
@@ -167,9 +167,11 @@ class App(Declarations):
 
         self._import_included()
         runtime = self.runtime
+        is_real = isinstance(runtime.env.clock, SystemClock)  # no waiting helps where time does not pass by itself
         return operate(
-            runtime.store, runtime.env, runtime.signals, who, types=runtime.types, declared=self.subscriptions
-        )
+            runtime.store, runtime.env, runtime.signals, who, types=runtime.types, declared=self.subscriptions,
+            patience=runtime.settings.operator_timeout if is_real else 0.0,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Let go of the store; the next use opens it again."""

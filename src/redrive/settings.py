@@ -143,6 +143,7 @@ class Settings(_Checked, frozen=True, kw_only=True):
     poll_min: Seconds = duration("0.5ms")  # how soon to look for others' events while there are many; Postgres tells
     poll_max: Seconds = duration("50ms")  # the same when idle and nobody tells; shorter would cost a percent of a core
     busy_timeout: Seconds = duration("10s")  # how long to wait for the write lock before the store counts as busy
+    operator_timeout: Seconds = duration("2m")  # how long a command tries again for the write lock before it gives up
     stop_timeout: Seconds = duration("30s")  # how long a graceful stop waits for running functions
     pool_max: Count = 10  # connections to Postgres for readers and your own transactions; the engine's own are extra
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB

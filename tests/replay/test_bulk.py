@@ -115,7 +115,7 @@ def test_a_rate_spreads_the_replays_over_time(bank: Any) -> None:
     ask(bank, number)
     due = [
         row[0] - start
-        for row in bank.harness.query("SELECT due_at FROM redrive_letters WHERE replaying = 1 ORDER BY id")
+        for row in bank.harness.query("SELECT due_at FROM redrive_letters WHERE replaying = 2 ORDER BY id")
     ]
     assert due == pytest.approx([0, 0.5, 1.0, 1.5, 2.0], abs=0.01)
     bank.run()

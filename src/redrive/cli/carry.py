@@ -160,21 +160,13 @@ def _edit_back(
         number = desk.bulk.begin("edit", letters, reason)
 
         def deed(rows: Any, ticket: Any) -> Any:
-            return _each(desk.letters, rows, data, reason, ticket)
+            return edit_each(desk.letters, rows, lambda row, _: data[row.id], reason, ticket)
 
         with progress("import", "letters", len(letters), quiet=quiet or as_json) as show:
             desk.bulk.ask(number, counting(deed, show))
         operation = desk.bulk.get(number)
         report(desk.bulk, operation, as_json)
     return exit_code(operation)
-
-
-def _each(desk: Any, rows: Iterable[LetterRow], data: dict[int, Any], reason: str, ticket: Any) -> Any:
-    from redrive.replay.deed import Receipt
-
-    parts = [edit_each(desk, [row], lambda _, row=row: data[row.id], reason, ticket) for row in rows]  # type: ignore[misc]
-    done = tuple(number for part in parts for number in part.done)
-    return Receipt("edit", done, tuple(one for part in parts for one in part.refused))
 
 
 def _letters(desk: LetterDesk, lines: Sequence[_Line]) -> list[LetterRow]:

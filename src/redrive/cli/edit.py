@@ -60,7 +60,7 @@ def edit(
             _show_differences(app, letters, change)
         confirm(f"Edit {covered(selection, letters, reason, limit)}?", yes)
         number = desk.bulk.begin("edit", letters, reason)
-        deed: Deed = lambda rows, ticket: edit_each(desk.letters, rows, change, reason, ticket)  # noqa: E731
+        deed: Deed = lambda rows, ticket: edit_each(desk.letters, rows, lambda _, data: change(data), reason, ticket)  # noqa: E731
         with progress("edit", "letters", len(letters), quiet=as_json) as show:
             desk.bulk.ask(number, counting(deed, show))
         operation = desk.bulk.get(number)
@@ -69,28 +69,29 @@ def edit(
 
 
 def edit_each(
-    letters: LetterDesk, rows: Sequence[LetterRow], change: Callable[[Any], Any], reason: str, ticket: Ticket
+    letters: LetterDesk, rows: Sequence[LetterRow], change: Callable[[LetterRow, Any], Any], reason: str, ticket: Ticket
 ) -> Receipt:
-    """One edit after the other; what would not change is left as it is."""
+    """Each letter gets what `change` makes of its data; what would not change is left as it is."""
+    from redrive.codec import encode_data
     from redrive.errors import EventError
     from redrive.replay.deed import Receipt, Refusal
 
-    done: list[int] = []
+    data: dict[int, Any] = {}
     refused: list[Refusal] = []
     for row in rows:
+        before = _current(letters, row)
+        after = change(row, before)
         try:
-            before = _current(letters, row)
-            after = change(before)
-            if after == before:
-                refused.append(Refusal(row.id, "this changes nothing"))
-                continue
-            receipt = letters.edit(row, after, reason, within=ticket)
+            encode_data(after)
         except EventError as error:
             refused.append(Refusal(row.id, str(error)))
             continue
-        done += receipt.done
-        refused += receipt.refused
-    return Receipt("edit", tuple(done), tuple(refused))
+        if after == before:
+            refused.append(Refusal(row.id, "this changes nothing"))
+        else:
+            data[row.id] = after
+    receipt = letters.edit_all([row for row in rows if row.id in data], data.__getitem__, reason, within=ticket)
+    return Receipt("edit", receipt.done, (*refused, *receipt.refused))
 
 
 def merged(target: Any, patch: Any) -> Any:

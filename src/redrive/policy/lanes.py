@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from redrive.policy.lease import rebase
 
+# What `replaying` says of a letter that an operator sent round again: one attempt, then it is dead again.
+ONCE, PACED = 1, 2  # PACED: its operation has a rate of its own
+
 
 class Head(NamedTuple):
     """The letter a lane waits for."""
@@ -33,6 +36,15 @@ def rebased(head: Head, now: float, delay_max: float) -> Head:
     if head.state != "retrying" or head.due_set_at <= now:
         return head
     return head._replace(due_at=rebase(head.due_at, head.due_set_at, head.delay, now, delay_max))
+
+
+def draws_on_budget(head: Head) -> bool:
+    """Does an attempt of this letter count against the retry budget?
+
+    It does if the letter was called before or is replayed; not if it only queued behind another one, nor if an operator
+    gave its replay a rate: that rate alone bounds it.
+    """
+    return head.replaying != PACED and bool(head.attempts or head.replaying)
 
 
 class Lanes:

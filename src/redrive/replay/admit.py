@@ -52,7 +52,7 @@ def admit(
 
 def _batch(operator: Operator, log: str, count: int, discard: bool, reason: str) -> int:
     side = log + LIMITED
-    with operator.store.transaction() as tx:
+    with operator.transaction() as tx:
         after = _bookmark(tx, side)
         rows = tx.logs.after(tx.logs.id_of(side), after, count)
         if not rows:

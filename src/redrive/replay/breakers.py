@@ -57,7 +57,7 @@ class BreakerDesk:
         self, action: str, name: str, reason: str, change: Callable[[Breaker], Breaker], is_so: Callable[[float], bool]
     ) -> bool:
         need_reason(f"breaker {action}", reason)
-        with self._operator.store.transaction() as tx:
+        with self._operator.transaction() as tx:
             known = tx.guards.breakers()
             if name not in known:
                 _check_key(name, known)

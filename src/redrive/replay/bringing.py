@@ -101,7 +101,7 @@ class _Import:
     def take(self, events: Sequence[Sequence[Entry]]) -> list[tuple[Entry, int]]:
         """Those that are not here become letters, the others are skipped; those that are letters here, and which."""
         imported = 0
-        with self.operator.store.transaction() as tx:
+        with self.operator.transaction() as tx:
             everybody = [row for row in tx.progress.all() if row.source == self.source]
             readers = {row.name: row for row in everybody if row.kind not in NOT_FUNCTIONS}
             new = list(self._new(tx, events, readers))

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from redrive.errors import UsageError
+from redrive.errors import StoreError, UsageError
+from redrive.policy.lanes import ONCE, PACED
 from redrive.replay.deed import Operator, Receipt, Refusal, Ticket
-from redrive.replay.letters import LetterDesk
+from redrive.replay.letters import CHUNK_TIME_MAX, LetterDesk
 from redrive.store.port import LetterRow, StoreTx
 
 CHUNK_MAX = 200  # letters asked for at a time
+FROZEN_MAX = 5_000  # letters of a selection written in one transaction: 20 ms
 AUTOMATIC = "auto-replay"  # who replays without being asked: its letters are asked for one after the other
 CANCELLED = "the operation was cancelled"
 BAD = ("failed", "skipped")  # results that have an index of their own
@@ -65,20 +68,25 @@ class Result:
 class Part(Ticket):
     """The letters of one operation, each in its turn."""
 
-    def __init__(self, operation: int, rate: float | None, asked: int) -> None:
+    def __init__(self, operation: int, rate: float | None = None, waiting: int = 0) -> None:
+        """`waiting`: letters that were asked for and have not run; the turns of others come behind theirs."""
         self.operation = operation
-        self._rate, self._turn = rate, asked
+        self._rate, self._turn = rate, waiting
+        self._since: float | None = None  # when the first of them was asked for: turns count from there
+        self.pace = ONCE if rate is None else PACED
 
     def left(self, tx: StoreTx, letters: Collection[int]) -> Collection[int]:
         tx.sql.run("operation_lock", {"id": self.operation})  # who cancels it, or asks as well, comes before or after
         where = {"id": self.operation, "first": min(letters), "last": max(letters)}
         return {letter for (letter,) in tx.sql.all("operation_unasked_among", where)}.intersection(letters)
 
-    def delay(self, letter: int) -> float:
+    def due_at(self, now: float) -> float:
         if self._rate is None:
-            return 0.0
+            return now
+        if self._since is None:
+            self._since = now
         self._turn += 1
-        return (self._turn - 1) / self._rate
+        return max(now, self._since + (self._turn - 1) / self._rate)
 
     def record(self, tx: StoreTx, action: str, done: Sequence[int], refused: Sequence[Refusal]) -> None:
         result = None if action == "replay" else "applied"
@@ -94,43 +102,89 @@ class BulkDesk:
         self._operator, self._letters, self._store = operator, letters, operator.store
 
     def begin(self, action: str, letters: Sequence[LetterRow], reason: str, rate: float | None = None) -> int:
-        """Freeze a selection; returns the operation's number. Nothing has happened to the letters yet."""
+        """Freeze a selection; returns the operation's number. Nothing has happened to the letters yet.
+
+        A large selection is written in several transactions; the operation has as many letters as were written.
+        """
         now = self._operator.now()
         values = {"action": action, "who": self._operator.who, "reason": reason, "now": now, "rate": rate}
-        with self._store.transaction() as tx:
-            number = tx.sql.add("operation_add", {**values, "selected": len(letters)})
-            tx.sql.many("operation_letter_add", [(number, letter.id, letter.rev) for letter in letters])
+        number = 0
+        for start in range(0, max(1, len(letters)), FROZEN_MAX):
+            chunk = letters[start : start + FROZEN_MAX]
+            with self._operator.transaction() as tx:
+                if not number:
+                    number = tx.sql.add("operation_add", {**values, "selected": len(chunk)})
+                else:
+                    tx.sql.run("operation_grow", {"id": number, "more": len(chunk)})
+                tx.sql.many("operation_letter_add", [(number, letter.id, letter.rev) for letter in chunk])
+            self._operator.give_way()
         return number
 
     def ask(self, number: int, deed: Deed) -> None:
-        """Do the deed to what was not asked for yet, a chunk at a time."""
-        operation = self.get(number)
-        part = Part(number, operation.rate, operation.selected - operation.unasked)
-        while rows := self._unasked(number, operation.action):
-            letters = [letter for letter in rows.values() if letter is not None]
-            refused = deed(letters, part).refused if letters else ()
-            gone = [Refusal(id, "it is gone") for id, letter in rows.items() if letter is None]
-            with self._store.transaction() as tx:  # what could not even be looked at is answered here
-                tx.sql.many("operation_refused", [(one.why, number, one.letter) for one in [*refused, *gone]])
-        with self._store.transaction() as tx:
+        """Do the deed to what was not asked for yet, a chunk at a time; a step that others prevented is done again."""
+        operation, tries = self.get(number), self._operator.tries()
+        part = Part(number, operation.rate, operation.waiting)
+        ask = partial(self._ask_some, number, operation.action, deed, part)
+        after: int | None = None
+        is_over = False
+        while not is_over:
+            try:
+                after = ask(after)
+                is_over = after is None
+                tries.went_well()
+            except StoreError as error:
+                if not tries.may_go_on(error):
+                    raise
+                after = None  # what was asked for is looked up again
+            self._operator.give_way()
+        with self._operator.transaction() as tx:
             tx.sql.run("operation_end", {"id": number, "now": self._operator.now(), "cancelled": 0})
+
+    def _ask_some(self, number: int, action: str, deed: Deed, part: Part, after: int | None) -> int | None:
+        """The next chunk: how far it went; None if there was nothing left."""
+        rows = self._unasked(number, action, after)
+        if not rows:
+            return None
+        letters = [letter for letter in rows.values() if letter is not None]
+        refused = deed(letters, part).refused if letters else ()
+        gone = [Refusal(id, "it is gone") for id, letter in rows.items() if letter is None]
+        if refused or gone:
+            with self._operator.transaction() as tx:  # what could not even be looked at is answered here
+                tx.sql.many("operation_refused", [(one.why, number, one.letter) for one in [*refused, *gone]])
+        return list(rows)[-1]
 
     def cancel(self, number: int) -> Operation:
         """Take back what has not run; what has run stays."""
         self.get(number)
         now = self._operator.now()
-        with self._store.transaction() as tx:
+        with self._operator.transaction() as tx:
             tx.sql.run("operation_cancel", {"id": number, "now": now})  # first: whoever asks is done, or sees it
-            tx.sql.run("operation_skip_unasked", {"id": number, "why": CANCELLED})
+        while self._skip_unasked(number):
+            self._operator.give_way()
         while rows := self._waiting(number):
             for subscription in sorted({subscription for _, subscription, _ in rows}):
-                with self._operator.acting(subscription) as tx:
-                    mine = [(letter, lane) for letter, of, lane in rows if of == subscription]
-                    for letter, _ in mine:
-                        tx.sql.run("operation_asked", ("skipped", CANCELLED, number, letter))
-                        tx.sql.run("letter_unreplay", {"id": letter, "operation": number, "now": now})
-                    tx.letters.changes.add(subscription, mine)
+                self._take_back(number, [row for row in rows if row[1] == subscription], now)
+                self._operator.give_way()
         return self.get(number)
+
+    def _skip_unasked(self, number: int) -> bool:
+        """Some of what was not asked for; False if nothing is left."""
+        with self._operator.transaction() as tx:
+            values = {"id": number, "why": CANCELLED, "limit": FROZEN_MAX}
+            return tx.sql.run("operation_skip_unasked", values) > 0
+
+    def _take_back(self, number: int, rows: Sequence[tuple[int, int, str | None]], now: float) -> None:
+        """Letters of one subscription that wait are dead again, as many as there is time for."""
+        monotonic = self._operator.env.clock.monotonic
+        with self._operator.acting(rows[0][1]) as tx:
+            until, taken = monotonic() + CHUNK_TIME_MAX, list[tuple[int, str | None]]()
+            for letter, _, lane in rows:
+                if taken and monotonic() >= until:
+                    break
+                tx.sql.run("operation_asked", ("skipped", CANCELLED, number, letter))
+                tx.sql.run("letter_unreplay", {"id": letter, "operation": number, "now": now})
+                taken.append((letter, lane))
+            tx.letters.changes.add(rows[0][1], taken)
 
     def get(self, number: int) -> Operation:
         """One operation with its receipt so far."""
@@ -158,11 +212,13 @@ class BulkDesk:
         with self._store.reading() as tx:
             return [Result(*row) for row in tx.sql.all(query, values)]
 
-    def _unasked(self, number: int, action: str) -> dict[int, LetterRow | None]:
+    def _unasked(self, number: int, action: str, after: int | None) -> dict[int, LetterRow | None]:
         """The next letters, each at the revision that was selected; of a lane that is closed the last one first."""
-        query = "operation_unasked_last" if action in ("discard", "resolve") else "operation_unasked"
+        is_last_first = action in ("discard", "resolve")
+        query = "operation_unasked_last" if is_last_first else "operation_unasked"
+        start = (2**62 if is_last_first else 0) if after is None else after
         with self._store.reading() as tx:
-            rows = tx.sql.all(query, {"id": number, "limit": CHUNK_MAX})
+            rows = tx.sql.all(query, {"id": number, "after": start, "limit": CHUNK_MAX})
             found = {letter: (tx.letters.get(letter), rev) for letter, rev in rows}
         return {number: letter and letter._replace(rev=rev) for number, (letter, rev) in found.items()}
 

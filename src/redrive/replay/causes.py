@@ -88,7 +88,7 @@ def note(operator: Operator, fingerprint: str, text: str, *, resolved: bool = Fa
     """Write down what is known of a cause, named by its fingerprint or how that begins; returns the whole of it."""
     if not text.strip():
         raise UsageError("a note needs a text")
-    with operator.store.transaction() as tx:
+    with operator.transaction() as tx:
         whole = find_cause(tx, fingerprint)
         values = {"fingerprint": whole, "now": operator.now(), "who": operator.who, "text": text}
         tx.sql.run("note_add", {**values, "resolved": int(resolved)})

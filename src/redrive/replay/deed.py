@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import sleep
 from typing import Any
 
-from redrive.clock import Env
-from redrive.errors import UsageError
+from redrive.clock import Clock, Env
+from redrive.errors import CommitUnknown, NotBegun, StoreBusy, StoreError, UsageError, is_conflict
 from redrive.failpoints import hit
 from redrive.observe.signals import Operated, Signals
+from redrive.policy.lanes import ONCE
 from redrive.store.port import LetterRow, Store, StoreTx, Subscribed
 
 Told = Callable[[int, int], None]  # how much is done, of how much
 WITHOUT_KEYS = ("mirror", "intake")  # kinds of subscription that call no function
+TRY_AGAIN_SECONDS = 0.02  # between two tries for a lock that others hold
+GIVE_WAY_SECONDS = 0.002  # between two transactions of one command: the store looks for the lock every millisecond
 WHO_MAX = 200  # characters of a name: it stands in every listing of the audit
 
 
@@ -48,6 +52,7 @@ class Ticket:
 
     operation: int | None = None
     automatic = False  # did nobody ask for it? Then it is counted
+    pace = ONCE  # of a replay: is its rate given, so that the retry budget does not bound it?
 
     def why_not(self, letter: LetterRow, now: float) -> str:
         """Why this letter is no part of it after all, or nothing; asked in the transaction of the deed."""
@@ -57,15 +62,36 @@ class Ticket:
         """Which of these are still to be done, from the transaction of the deed: it may have been cancelled since."""
         return letters
 
-    def delay(self, letter: int) -> float:
-        """How many seconds from now this letter's turn comes."""
-        return 0.0
+    def due_at(self, now: float) -> float:
+        """When the turn of the next letter comes."""
+        return now
 
     def record(self, tx: StoreTx, action: str, done: Sequence[int], refused: Sequence[Refusal]) -> None:
         """Write down what came of some letters, in the transaction that did it."""
 
 
 NO_TICKET = Ticket()
+
+
+class Tries:
+    """How long a command of an operator goes on trying while others are in its way."""
+
+    def __init__(self, clock: Clock, patience: float) -> None:
+        self._clock, self._patience = clock, patience
+        self._since = clock.monotonic()
+
+    def may_go_on(self, error: StoreError) -> bool:
+        """Wait a moment before the next try; False if another try is no use, or the time is over."""
+        if not (isinstance(error, StoreBusy | NotBegun | CommitUnknown) or is_conflict(error)):
+            return False
+        if self._clock.monotonic() - self._since >= self._patience:
+            return False
+        sleep(TRY_AGAIN_SECONDS)
+        return True
+
+    def went_well(self) -> None:
+        """A step is done: the time counts from here on again."""
+        self._since = self._clock.monotonic()
 
 
 class Nothing(Exception):
@@ -80,6 +106,33 @@ class Operator:
     env: Env
     signals: Signals | None = None
     who: str = "operator"
+    patience: float = 0.0  # seconds for which a command goes on trying while others hold the write lock
+
+    def tries(self) -> Tries:
+        """For a command that consists of several transactions."""
+        return Tries(self.env.clock, self.patience)
+
+    def give_way(self) -> None:
+        """Between two transactions of one command: whoever waits for the write lock looks every millisecond."""
+        if self.patience:
+            sleep(GIVE_WAY_SECONDS)
+
+    @contextmanager
+    def transaction(self, *subscriptions: int) -> Iterator[StoreTx]:
+        """Begin for writing, and lock these subscriptions; goes on trying while others are in the way."""
+        tries = self.tries()
+        while True:
+            is_begun = False
+            try:
+                with self.store.transaction() as tx:
+                    for subscription in subscriptions:
+                        tx.progress.lock(subscription)
+                    is_begun = True
+                    yield tx
+                return
+            except StoreError as error:  # nothing is begun again that the caller has seen
+                if is_begun or isinstance(error, CommitUnknown) or not tries.may_go_on(error):
+                    raise
 
     def now(self) -> float:
         """The time that goes into the books."""
@@ -89,8 +142,7 @@ class Operator:
     def acting(self, subscription: int) -> Iterator[StoreTx]:
         """The transaction of a deed; it begins with the subscription's row, which tells the owner to look again."""
         try:
-            with self.store.transaction() as tx:
-                tx.progress.lock(subscription)
+            with self.transaction(subscription) as tx:
                 yield tx
                 hit("operator.before_commit")
         except Nothing:

@@ -155,7 +155,8 @@ class Healer:
         with self._operator.acting(self.duty.id) as tx:
             fence(self.duty, tx)
             tx.sql.run(
-                "operation_skip_unasked", {"id": operation.id, "why": RELAPSED if how is Ending.RELAPSE else OVER}
+                "operation_skip_unasked",
+                {"id": operation.id, "why": RELAPSED if how is Ending.RELAPSE else OVER, "limit": operation.selected},
             )
             tx.sql.run("operation_end", {"id": operation.id, "now": self._clock.now(), "cancelled": 0})
             over = seen._replace(operation=None)
@@ -214,7 +215,7 @@ class _Turn(Part):
     automatic = True
 
     def __init__(self, healer: Healer, operation: int, dependency: str | None) -> None:
-        super().__init__(operation, None, 0)
+        super().__init__(operation)
         self._healer, self._dependency = healer, dependency
 
     def why_not(self, letter: LetterRow, now: float) -> str:

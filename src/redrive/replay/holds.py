@@ -163,9 +163,7 @@ class HoldDesk:
         after = {row.id: 0 for row in wish.rows}
         is_done = False
         while not is_done:
-            with self._operator.store.transaction() as tx:
-                for row in wish.rows:
-                    tx.progress.lock(row.id)
+            with self._operator.transaction(*(row.id for row in wish.rows)) as tx:
                 now = self._operator.now()
                 if not self._is_possible(tx, wish, now):
                     return False

@@ -24,7 +24,8 @@ from redrive.store.holds import set_due
 from redrive.store.port import LetterRow, Store, StoreTx
 from redrive.types import EventTypes
 
-CHUNK_MAX = 200  # letters per transaction: bounds how long a deed holds the write lock
+CHUNK_MAX = 200  # letters per transaction at most
+CHUNK_TIME_MAX = 0.1  # seconds after which a transaction takes no more letters: others wait for the write lock
 
 KeyOf = Callable[[Event[Any]], str | None]
 Target = int | LetterRow  # a row that was looked at says which revision is meant
@@ -51,9 +52,10 @@ class LetterDesk(LetterShelf):
         *,
         keys: Mapping[str, KeyOf] | None = None,
         types: EventTypes | None = None,
+        patience: float = 0.0,
     ) -> None:
         super().__init__(store, types)
-        self._operator = Operator(store, env, signals, who)
+        self._operator = Operator(store, env, signals, who, patience)
         self._keys = keys or {}
 
     # ------------------------------------------------------------ deeds
@@ -63,8 +65,13 @@ class LetterDesk(LetterShelf):
 
         def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
             why = _not_replayable(tx, letter) or within.why_not(letter, now)
-            values = {"now": now, "operation": within.operation, "automatic": int(within.automatic)}
-            values["due_at"] = now if why else now + within.delay(letter.id)
+            values = {
+                "now": now,
+                "operation": within.operation,
+                "automatic": int(within.automatic),
+                "pace": within.pace,
+            }
+            values["due_at"] = now if why else within.due_at(now)
             return why or _lost(tx.sql.run("letter_replay", {"id": letter.id, "rev": letter.rev, **values}))
 
         return self._do("replay", targets, reason, change, within)
@@ -102,10 +109,18 @@ class LetterDesk(LetterShelf):
 
     def edit(self, target: Target, data: Any, reason: str, *, within: Ticket = NO_TICKET) -> Receipt:
         """Give an open letter other data. Id and key stay; the log keeps the original, and every edit is kept."""
+        return self.edit_all(target, lambda letter: data, reason, within=within)
+
+    def edit_all(
+        self, targets: Targets, data: Callable[[int], Any], reason: str, *, within: Ticket = NO_TICKET
+    ) -> Receipt:
+        """Give open letters other data, each its own: `data` is called with a letter's number before it is locked."""
         need_reason("edit", reason)
-        raw = encode_data(data)
+        several = _several(targets)
+        raws = {number: encode_data(data(number)) for number in _wanted(several)}
 
         def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
+            raw = raws[letter.id]
             why = _not_open(letter) or self._other_key(tx, letter, raw)
             if why:
                 return why
@@ -117,7 +132,7 @@ class LetterDesk(LetterShelf):
             tx.sql.run("edit_add", {**where, "rev": rev, "data": raw, "audit": audit})
             return ""
 
-        return self._do("edit", target, reason, change, within, audited=True)
+        return self._do("edit", several, reason, change, within, audited=True)
 
     def reopen(self, target: Target, reason: str) -> Receipt:
         """Ask the owner to take a discard back; it does so when the lane is idle and nothing later was applied."""
@@ -152,9 +167,12 @@ class LetterDesk(LetterShelf):
         done: list[int] = []
         for subscription in sorted(by_subscription):
             letters = sorted(by_subscription[subscription], key=lambda letter: letter.position)
-            for start in range(0, len(letters), CHUNK_MAX):
-                chunk = letters[start : start + CHUNK_MAX]
-                changed, left = self._chunk(action, subscription, chunk, wanted, reason, change, within, audited)
+            while letters:
+                if done or refused:
+                    self._operator.give_way()
+                chunk = letters[:CHUNK_MAX]
+                count, changed, left = self._chunk(action, subscription, chunk, wanted, reason, change, within, audited)
+                letters = letters[count:]
                 done += changed
                 refused += left
         return Receipt(action, tuple(done), tuple(refused))
@@ -162,15 +180,19 @@ class LetterDesk(LetterShelf):
     def _chunk(
         self, action: str, subscription: int, chunk: list[LetterRow], wanted: dict[int, int | None], reason: str,
         change: Change, within: Ticket, audited: bool,
-    ) -> tuple[list[int], list[Refusal]]:  # fmt: skip
+    ) -> tuple[int, list[int], list[Refusal]]:  # fmt: skip
+        """How many of the chunk were looked at, which were changed, and which were refused."""
         done: list[int] = []
         refused: list[Refusal] = []
         missed: list[Refusal] = []  # answered for by somebody else: nothing is recorded
-        name = chunk[0].subscription
+        name, count, monotonic = chunk[0].subscription, 0, self._operator.env.clock.monotonic
         with self._operator.acting(subscription) as tx:
-            now = self._operator.now()
+            now, until = self._operator.now(), monotonic() + CHUNK_TIME_MAX
             left = within.left(tx, [letter.id for letter in chunk])
             for seen in chunk:
+                if count and monotonic() >= until:
+                    break
+                count += 1
                 if seen.id not in left:
                     missed.append(Refusal(seen.id, "the operation was cancelled, or asked for it already"))
                     continue
@@ -189,7 +211,7 @@ class LetterDesk(LetterShelf):
             if not done and within.operation is None:
                 raise Nothing
         self._operator.tell(action, name, *(f"letter {number}" for number in done))
-        return done, [*refused, *missed]
+        return count, done, [*refused, *missed]
 
     def _note(self, tx: StoreTx, action: str, letter: LetterRow, reason: str, more: dict[str, Any]) -> int:
         facts = {"event": letter.event_id, "position": letter.position, "rev": letter.rev, "was": letter.state}
@@ -250,10 +272,13 @@ def _not_replayable(tx: StoreTx, letter: LetterRow) -> str:
     return ""
 
 
+def _several(targets: Targets) -> list[Target]:
+    return [targets] if isinstance(targets, int | LetterRow) else list(targets)
+
+
 def _wanted(targets: Targets) -> dict[int, int | None]:
     """Which letters are meant, each with the revision that was looked at, if the caller looked."""
-    several: Iterable[Any] = (targets,) if isinstance(targets, int | LetterRow) else targets
-    return {one.id if isinstance(one, LetterRow) else int(one): getattr(one, "rev", None) for one in several}
+    return {one.id if isinstance(one, LetterRow) else int(one): getattr(one, "rev", None) for one in _several(targets)}
 
 
 def _not_open(letter: LetterRow) -> str:

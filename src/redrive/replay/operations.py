@@ -118,10 +118,14 @@ def operate(
     *,
     types: EventTypes | None = None,
     declared: Mapping[str, Subscription] | None = None,
+    patience: float = 0.0,
 ) -> Operations:
-    """Put the desks together; what the program declares lets them check keys, filters and tables."""
+    """Put the desks together; what the program declares lets them check keys, filters and tables.
+
+    `patience`: seconds for which a command goes on trying while others hold the write lock.
+    """
     known = dict(declared or {})
-    operator = Operator(store, env, signals, who or whoami())
+    operator = Operator(store, env, signals, who or whoami(), patience)
     keys = {name: subscription.key_of for name, subscription in known.items()}
-    letters = LetterDesk(store, env, signals, operator.who, keys=keys, types=types)
+    letters = LetterDesk(store, env, signals, operator.who, keys=keys, types=types, patience=patience)
     return Operations(operator, letters, SubscriptionDesk(operator, known, types), BulkDesk(operator, letters), known)

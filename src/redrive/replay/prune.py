@@ -87,7 +87,7 @@ def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "", tol
     done = PrunePlan(plan.before)
     total = plan.size
     target = f"older than {show_duration(what.older_than)}"
-    with operator.store.transaction() as tx:
+    with operator.transaction() as tx:
         planned = {
             "before": plan.before, "applied": plan.applied, "superseded": plan.superseded, "emptied": plan.emptied,
             "events": {one.log: [one.events, one.upto] for one in plan.events}, "no_rebuild": list(what.no_rebuild),
@@ -102,7 +102,7 @@ def prune(operator: Operator, what: What, plan: PrunePlan, reason: str = "", tol
             told(before + events, total)
 
         done.events.append(prune_events(operator.store, one, gone))
-    with operator.store.transaction() as tx:
+    with operator.transaction() as tx:
         tx.letters.sieve.prune()
     operator.tell("prune", what.subscription or "", target)
     return done

@@ -89,7 +89,7 @@ def reset(operator: Operator, name: str, reason: str, declared: Subscription | N
     replace the stored ones. Discards and edits keep their effect, and what was emitted is not emitted again.
     """
     need_reason("reset", reason)
-    with operator.store.transaction() as tx:
+    with operator.transaction() as tx:
         row = need_function(find(tx, name))
         tx.progress.lock(row.id)
         if declared is not None and (declared.source, declared.kind) != (row.source, row.kind):

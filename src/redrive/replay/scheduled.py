@@ -76,7 +76,7 @@ def cancel(operator: Operator, id: str, reason: str, log: str | None = None) -> 
     """Take a scheduled event back, and write down who did and why."""
     need_reason("cancel", reason)
     check_id(id)
-    with operator.store.transaction() as tx:
+    with operator.transaction() as tx:
         found = [Waiting(*row) for row in tx.sql.all("scheduled_by_id", {"id": id, "log": log})]
         if len(found) > 1:
             raise UsageError(f"several logs wait for an event {id!r}: {', '.join(one.log for one in found)}; say --log")

@@ -59,7 +59,7 @@ def append(
         expected_version=expected_version, after=after,
     )  # fmt: skip
     types.decode(event.type, event.schema, event.data_raw)  # what the program could not read is not appended
-    with operator.store.transaction() as tx:
+    with operator.transaction() as tx:
         _check_log(tx, log, create)
         rows, repeated = tx.logs.append(log, [event])
         is_new, action = not repeated, "append" if event.due is None else "schedule"
@@ -161,7 +161,7 @@ def _store(
         return 0, 0, []
     conflicts: list[BadLine] = []
     try:
-        with operator.store.transaction() as tx:
+        with operator.transaction() as tx:
             last = _last(tx, log)
             positions, conflicts = _append(tx, log, events)
             if conflicts and not skip_bad:

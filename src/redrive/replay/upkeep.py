@@ -84,7 +84,7 @@ class Upkeep:
             "before": done.before, "applied": done.applied, "superseded": done.superseded, "emptied": done.emptied,
             "events": {one.log: [one.events, one.upto] for one in done.events},
         }  # fmt: skip
-        with operator.store.transaction() as tx:
+        with operator.transaction() as tx:
             tx.letters.sieve.prune()
             operator.audit(tx, "prune", "", target, f"cron {self._cron}", counts)
         operator.tell("prune", "", target)

@@ -1,7 +1,8 @@
 """The retry budget: how many calls that failed before are made again, a second, on one dependency.
 
 When something comes back after an outage everything that failed meanwhile falls due at about the same time. First
-attempts are not counted, so that new events flow; retries and replays share what the budget gives, across workers.
+attempts are not counted, so that new events flow; retries and replays share what the budget gives, across workers. A
+replay whose operator gave a rate is bounded by that rate alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from redrive.policy import action as act
 from redrive.policy import outcome as out
 from redrive.policy.fingerprint import fingerprint
-from redrive.policy.lanes import Head
+from redrive.policy.lanes import Head, draws_on_budget
 from redrive.policy.limiter import Bucket
 from redrive.policy.outcome import Failure
 from redrive.runner.bridge import Bridge
@@ -36,14 +37,14 @@ class Budget:
 
     async def sift(self, due: list[Due]) -> tuple[list[Due], list[Due]]:
         """Which of them may be tried now, and which it does not cover."""
-        retries = sum(1 for _, head in due if is_retry(head))
+        retries = sum(1 for _, head in due if draws_on_budget(head))
         if not retries:
             return due, []
         left = 0 if self.pause() else await self._bridge.run(lambda: self._take(retries))
         may: list[Due] = []
         over: list[Due] = []
         for lane, head in due:
-            if not is_retry(head):
+            if not draws_on_budget(head):
                 may.append((lane, head))
             elif left:
                 left -= 1
@@ -65,11 +66,6 @@ class Budget:
 
     def _monotonic(self) -> float:
         return self.duty.engine.env.clock.monotonic()
-
-
-def is_retry(head: Head) -> bool:
-    """Was it called before? What only queued behind another was not."""
-    return bool(head.attempts or head.replaying)
 
 
 def over_budget(rate: float) -> out.Blocked:

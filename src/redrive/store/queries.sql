@@ -331,7 +331,7 @@ WHERE subscription = :subscription AND state IN ('retrying', 'dead') ORDER BY po
 -- name: letter_unreplay
 -- A replay that has not run yet is taken back; rev tells an owner that runs it this moment.
 UPDATE redrive_letters SET state = 'dead', replaying = 0, rev = rev + 1, touched_at = :now
-WHERE id = :id AND operation = :operation AND state = 'retrying' AND replaying = 1
+WHERE id = :id AND operation = :operation AND state = 'retrying' AND replaying > 0
 
 -- name: letter_discard
 UPDATE redrive_letters SET state = 'discarded', rev = rev + 1, touched_at = :now, resolved_by = :resolved_by
@@ -736,21 +736,26 @@ SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied
        selected - applied - failed - skipped - waiting
 FROM redrive_operations WHERE id < :before ORDER BY id DESC LIMIT :limit
 
+-- name: operation_grow
+UPDATE redrive_operations SET selected = selected + :more WHERE id = :id
+
 -- name: operation_unasked
 SELECT letter, rev FROM redrive_operation_letters
-WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter LIMIT :limit
+WHERE operation = :id AND letter > :after AND asked = 0 AND result IS NULL ORDER BY letter LIMIT :limit
 
 -- name: operation_unasked_last
 SELECT letter, rev FROM redrive_operation_letters
-WHERE operation = :id AND asked = 0 AND result IS NULL ORDER BY letter DESC LIMIT :limit
+WHERE operation = :id AND letter < :after AND asked = 0 AND result IS NULL ORDER BY letter DESC LIMIT :limit
 
 -- name: operation_lock
 -- Whoever asks for its letters or cancels it does so alone.
 UPDATE redrive_operations SET waiting = waiting WHERE id = :id
 
 -- name: operation_unasked_among
+-- Nothing of an operation that was cancelled.
 SELECT letter FROM redrive_operation_letters
 WHERE operation = :id AND letter BETWEEN :first AND :last AND asked = 0 AND result IS NULL
+  AND NOT EXISTS (SELECT 1 FROM redrive_operations WHERE id = :id AND cancelled = 1)
 
 -- name: operation_refused
 -- Of what nobody has asked for: a deed that was refused may have been done by another command.
@@ -784,7 +789,10 @@ UPDATE redrive_operations SET ended_at = :now, cancelled = :cancelled WHERE id =
 UPDATE redrive_operations SET ended_at = :now, cancelled = 1 WHERE id = :id
 
 -- name: operation_skip_unasked
-UPDATE redrive_operation_letters SET result = 'skipped', why = :why WHERE operation = :id AND result IS NULL AND asked = 0
+-- Some at a time: an operation may have hundreds of thousands.
+UPDATE redrive_operation_letters SET result = 'skipped', why = :why WHERE operation = :id AND letter IN
+    (SELECT letter FROM redrive_operation_letters WHERE operation = :id AND result IS NULL AND asked = 0
+     ORDER BY letter LIMIT :limit)
 
 -- name: operation_left
 -- What an operation has not asked for yet, as automatic replay looks at it.

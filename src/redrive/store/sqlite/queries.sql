@@ -259,7 +259,7 @@ SELECT CASE WHEN state = 'retrying' AND reason = 'behind_head' THEN 'waiting' EL
 FROM redrive_letter_counts WHERE subscription = :subscription GROUP BY 1
 
 -- name: letter_replay
-UPDATE redrive_letters SET state = 'retrying', replaying = 1, rev = rev + 1, due_at = :due_at, due_set_at = :now,
+UPDATE redrive_letters SET state = 'retrying', replaying = :pace, rev = rev + 1, due_at = :due_at, due_set_at = :now,
        delay = :due_at - :now, touched_at = :now, operation = :operation, auto_replays = auto_replays + :automatic
 WHERE id = :id AND rev = :rev AND state = 'dead'
 

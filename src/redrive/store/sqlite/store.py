@@ -47,6 +47,7 @@ from redrive.store.sqlite.connection import (
     wait_for_nobody,
 )
 from redrive.store.sqlite.flush import Flush
+from redrive.store.sqlite.holder import named
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.place import Place, check_free
 from redrive.store.sqlite.stage import SqliteStage
@@ -225,7 +226,7 @@ class SqliteStore:
             except sqlite3.Error as error:
                 world = translate(error, self.path)
                 if not isinstance(world, StoreBusy) or time.monotonic() >= give_up:
-                    raise world from error
+                    raise named(world, self.path) from error
                 if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT and tx in (self._full, self._normal):
                     self._renew(tx)
             time.sleep(pause)
