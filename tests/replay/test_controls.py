@@ -57,6 +57,17 @@ def test_a_discard_stays_when_a_later_event_of_its_lane_is_settled(bank: Any, su
     bank.check_sound()
 
 
+def test_request_about_a_letter_that_is_gone_is_answered(bank: Any) -> None:
+    """It was pruned with its event before the owner looked."""
+    bank.run()
+    with bank.app.runtime.store.transaction() as tx:
+        tx.books.ask(1, "reopen", 10**6, 0, "ada", "never mind", bank.harness.clock.now())
+        tx.progress.lock(1)
+    bank.run()
+    assert controls(bank) == []
+    assert bank.audit()[-1][1] == "reopen refused"
+
+
 def test_later_events_of_other_lanes_do_not_matter(bank: Any) -> None:
     position = bank.deposit("a", 1, "poison")
     bank.run()

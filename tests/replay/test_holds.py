@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -511,6 +512,9 @@ def test_postponed_letter_waits_until_its_time(open_shop: Any, kind: str) -> Non
     assert shop.called("ada") == [1]
     shop.harness.advance(0.1 * HOUR)
     assert shop.called("ada") == [1, 1]
+    with shop.app.runtime.store.reading() as tx:
+        found = [(row[3], row[6], json.loads(row[7])["until"]) for row in tx.books.audited()]
+    assert found == [("postpone", "the bank is closed", until)]
     shop.check()
 
 

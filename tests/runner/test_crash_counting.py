@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from redrive import App, retry
+from redrive import App, StoreError, breaker, retry
+from redrive.policy.partitions import place
 from redrive.settings import Settings
 from redrive.testing import Harness, failpoint
 from redrive.testing.crashing import Crashed
@@ -80,6 +81,79 @@ def test_after_the_burial_nothing_runs_alone_any_more(app: App, harness: Harness
     put(harness, "b1", "c1")
     assert run_through(harness) == 0
     assert applied(harness) == ["a1", "b1", "c1"]
+
+
+def test_partition_suspects_all_that_was_in_flight(app: App, start: Any) -> None:
+    """Its events lie among those of the other partition: more of the log has to be looked through than a window."""
+    settings = Settings(window_max=4, lease=1e6, poll_min=1e6, poll_max=1e6)
+    harness = start(app, settings=settings)
+    declare(app, harness, "async handler", lambda event: event.key == "x", concurrency=4, partitions=2)
+    others = [key for key in "abcdefghijklmnopqrstuvw" if place(key, 2) != place("x", 2)]
+    mine = [key for key in "abcdefghijklmnopqrstuvw" if place(key, 2) == place("x", 2)]
+    for number in range(3):
+        put(harness, *(f"{key}{number}" for key in others[:5]), f"{mine[number]}1")
+    put(harness, "x1")
+    assert run_through(harness) == 4, "in company, and three times alone"
+    assert [(letter.lane, letter.reason) for letter in harness.letters()] == [("x", "crashed_worker")]
+    assert len(applied(harness)) == 18
+
+
+@pytest.mark.parametrize("other", ["async handler", "projection"])
+def test_event_of_another_subscription_is_not_charged(app: App, harness: Harness, other: str) -> None:
+    """It is slow, and was in flight at each death: both would run alone at the same time."""
+    declare(app, harness, other, lambda event: event.key == "x")
+
+    @app.on(app.log("mails"), start="first")
+    async def send(event: Any, ctx: Any) -> None:
+        await asyncio.sleep(60)
+
+    put(harness, "x1", "a1")
+    harness.append("mails", "mail", {}, key="m")
+    assert run_through(harness) == 4
+    assert [(letter.subscription, letter.lane) for letter in harness.letters()] == [("apply", "x")]
+    assert applied(harness) == ["a1"]
+    assert harness.query("SELECT * FROM redrive_inflight") == []
+
+
+def test_event_that_waits_for_its_breaker_keeps_no_other_from_running_alone(app: App, harness: Harness) -> None:
+    calls: list[str] = []
+
+    @app.on(app.log("mails"), start="first", breaker=breaker("bank"))
+    async def send(event: Any, ctx: Any) -> None:
+        await asyncio.sleep(60)
+        calls.append(event.key)
+
+    declare(app, harness, "async handler", lambda event: event.key == "x")
+    harness.append("mails", "mail", {}, key="m")
+    put(harness, "x1", "a1")
+    with pytest.raises(Crashed):
+        harness.run_until_idle()
+    app.operate("ada").breakers.open("bank", "it is down")
+    for _ in range(3):
+        with pytest.raises(Crashed):
+            harness.advance("1m")
+    harness.advance("1m")
+    assert (applied(harness), calls) == (["a1"], [])
+    app.operate("ada").breakers.close("bank", "it is back")
+    harness.advance("2m")
+    assert calls == ["m"]
+
+
+@KINDS
+def test_turn_to_run_alone_ends_if_the_store_fails_meanwhile(app: App, harness: Harness, kind: str) -> None:
+    declare(app, harness, kind, lambda event: False)
+    app.on(app.log("mails"), name="send", start="first")(lambda event, ctx: None)
+    harness.run_until_idle()
+    put(harness, "a1", "b1")
+    harness.append("mails", "mail", {}, key="m")
+    harness.crash()
+    place = "batch.before_commit" if kind == "projection" else "round.before_commit"
+    with failpoint(place, StoreError("the disk is away")) as failed:
+        harness.run_until_idle()
+    harness.advance("1m")
+    assert failed.fired
+    assert applied(harness) == ["a1", "b1"]
+    assert [row.lag_events for row in app.operate().status()] == [0, 0]
 
 
 @KINDS

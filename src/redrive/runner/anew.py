@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from redrive.context import Again, Ended, Escalate
 from redrive.errors import CommitRefused, StoreError, TransactionEnded
+from redrive.runner.alone import AGAIN_SECONDS, NotAlone
 from redrive.runner.batch import Batch, Turn
 from redrive.runner.caller import Caller
 from redrive.runner.open_letters import FarBehind
@@ -24,6 +25,9 @@ def run_with_care(caller: Caller, pace: Pace, run: Callable[[], None], turn: Tur
     """
     try:
         _run(caller, run, turn, batch)
+        return
+    except NotAlone:
+        turn.rerun_after = AGAIN_SECONDS
         return
     except FarBehind:
         caller.settling = None

@@ -41,7 +41,7 @@ class Desk:
     @property
     def is_all_ready(self) -> bool:
         """Is nothing under way: has everything to wait for its permit, or queues behind what has?"""
-        return len(self) == len(self.ready) + self._queued
+        return len(self) == len(self.ready) + len(self.alone) + self._queued
 
     def busy(self, lane: str | None, letter: int) -> bool:
         """Has the lane of this letter work that is not settled?"""

@@ -26,6 +26,7 @@ from redrive.policy.lease import Lease, is_crash
 from redrive.policy.outcome import Crashed, Outcome, Unkeyed
 from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
+from redrive.runner.alone import Alone, NotAlone
 from redrive.runner.call import describe, find_key
 from redrive.runner.handed import Handed
 from redrive.runner.holds import KeyHolds
@@ -63,6 +64,7 @@ class Engine:
     handed: Handed = field(default_factory=Handed)
     crashed: set[int] = field(default_factory=set)  # members whose former owner died and whose letters are not read yet
     standing: Standing = field(default_factory=Standing)
+    alone: Alone = field(default_factory=Alone)
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -266,6 +268,8 @@ class Duty:
 
     def mark_alone(self, work: Work) -> None:
         """Leave a mark before an event that may have killed the process; too many marks are its outcome."""
+        if not self.engine.alone.take(self):
+            raise NotAlone
         charges = self.charges.get(work.position, 0)
         work.alone = True
         if charges >= self.engine.settings.crash_charges_max:

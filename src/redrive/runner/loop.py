@@ -16,6 +16,7 @@ from redrive.errors import RedriveError, StoreError
 from redrive.observe import signals as sig
 from redrive.policy.lease import renew_at
 from redrive.runner import leases
+from redrive.runner.alone import AGAIN_SECONDS
 from redrive.runner.batch import Turn
 from redrive.runner.bridge import Bridge, answer, ask, heard
 from redrive.runner.budget import Budget
@@ -182,6 +183,7 @@ class HandlerLoop(Loop):
         self.desk = self.work.desk
         self._delayed: dict[Work, asyncio.TimerHandle] = {}
         self._over: set[int] = set()  # letters that the retry budget does not cover, and that are to be buried
+        self._waits_for_turn = False  # does another subscription of this process run something alone?
         self._is_dry = False  # the log had nothing more, and nobody has rung since
         self._handed_at = -math.inf  # when the staff was last told that there is work
         gate = self.work.gate
@@ -205,6 +207,7 @@ class HandlerLoop(Loop):
         finally:
             self.stopping = True  # fenced, or the store is away: what is called now would be called again
             await self._staff.close()
+            self.duty.engine.alone.leave(self.duty)
             self.duty.left_behind = bool(self.desk.running)
             for handle in self._delayed.values():
                 handle.cancel()
@@ -243,7 +246,7 @@ class HandlerLoop(Loop):
     def _has_nothing(self) -> bool:
         """Is there nothing to do, but for what has to wait until a dependency is well?"""
         gate = self.work.gate
-        if gate is not None and gate.waits_for_others and self.desk.ready:
+        if gate is not None and gate.waits_for_others and (self.desk.ready or self.desk.alone):
             return self.desk.is_all_ready
         return len(self.desk) == 0 and not self.has_due()
 
@@ -334,9 +337,16 @@ class HandlerLoop(Loop):
         if blocked is not None:
             desk.block(blocked)
         marked = bool(desk.ready) and desk.ready[0].alone  # the gate was shut before it could be called
-        alone = desk.alone and not (marked or desk.running or desk.outbox)
+        is_free = not (desk.running or desk.outbox)
+        alone = desk.alone and is_free and not marked
         count = 1 if alone or marked else 0 if desk.alone else len(desk.ready)
+        turn = self.duty.engine.alone
+        if is_free:  # what ran alone is settled; and who waits for its gate keeps no other waiting
+            turn.leave(self.duty)
         if not count or not await self._may_call(count):
+            return
+        self._waits_for_turn = bool(alone or marked) and not turn.take(self.duty)
+        if self._waits_for_turn:
             return
         if alone:
             work = desk.alone.popleft()
@@ -368,6 +378,8 @@ class HandlerLoop(Loop):
     def _pause(self) -> float:
         holds, timeout = self._holds_retries(), self.duty.subscription.timeout
         pause = self.pause_length(retries=not holds)
+        if self._waits_for_turn and not self.stopping:
+            pause = min(pause, AGAIN_SECONDS)
         gate = self.work.gate
         if holds and self._budget.pause():
             pause = min(pause, self._budget.pause())

@@ -32,9 +32,7 @@ from redrive.store.port import Disbelief, LateError, StoreTx
 from redrive.store.sql import Row
 
 TURNS_TIME_MAX = 0.1  # seconds; a lease and letters that are due want to be looked at in between
-TOLD_AFTER_MAX = (
-    0.5  # seconds until a dead letter is told, while there is a backlog: those of all its turns share a sync
-)
+TOLD_AFTER_MAX = 0.5  # seconds until a dead letter is told, while there is a backlog: all its turns share a sync
 ASIDE_SHARE = 1.5  # of `batch_time_max`: when what was put aside is late, too; a slow batch leaves it no other time
 LETTERS_MAX = 500  # lanes retried per transaction
 
@@ -72,6 +70,7 @@ class Projector:
             raise
         finally:
             self.caller.settling = None  # a transaction that failed is over, too
+            self.duty.engine.alone.leave(self.duty)
         if self.untold and (not turn.goes_on or clock.monotonic() >= self._tell_by):
             self.announce()
         return turn
