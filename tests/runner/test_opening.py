@@ -42,7 +42,7 @@ def test_who_has_waited_long_enough_says_what_is_wrong(tmp_path: Path) -> None:
         other.execute("CREATE TABLE theirs (n)")
         other.execute("BEGIN")
         other.execute("SELECT * FROM theirs").fetchall()  # while the file is not in WAL mode yet
-        with pytest.raises(StoreError, match=r"cannot open the store .* locked"):
+        with pytest.raises(StoreError, match=r"cannot open the store .*: this process itself holds a lock on the file"):
             SqliteStore(str(path), inline=True, busy_timeout=0.0)
 
 

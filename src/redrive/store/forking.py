@@ -19,6 +19,7 @@ class Writes(Protocol):
     """A store whose threads use SQLite only while they hold this lock."""
 
     _mutex: threading.Lock
+    path: str
 
     def inside_transaction(self) -> bool: ...
 
@@ -31,6 +32,16 @@ _held: list[Any] = []  # locks, by the thread that forks
 def watch(store: Writes) -> None:
     """From now on forks wait for this store."""
     _open.add(store)
+
+
+def forget(store: Writes) -> None:
+    """The store is closed."""
+    _open.discard(store)
+
+
+def stores() -> list[Writes]:
+    """The stores that are open in this process."""
+    return list(_open)
 
 
 def _before() -> None:

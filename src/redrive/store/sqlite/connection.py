@@ -21,6 +21,7 @@ from weakref import ref
 from redrive.errors import StoreBusy, StoreError, UsageError
 from redrive.store.points import PREFIX, RELEASE, ROLLBACK_TO, SAVEPOINT, Points
 from redrive.store.sqlite.numbered import IS_NEEDED, Numbered
+from redrive.store.sqlite.own_lock import Waiting
 
 Connection = sqlite3.Connection
 
@@ -228,14 +229,20 @@ def advice(path: str, error: sqlite3.Error) -> str:
     return ""
 
 
-def _wal(connection: Connection, busy_timeout: float) -> str:
+def _wal(connection: Connection, path: str, busy_timeout: float) -> str:
     """The mode of the file, from now on. Who changes it must be alone with a new file, and SQLite does not wait."""
-    give_up = time.monotonic() + busy_timeout
+    began = time.monotonic()
+    give_up = began + busy_timeout
+    waiting = Waiting(path, began, give_up, to_open=True)
     while True:
         try:
             return str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= give_up:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            now = time.monotonic()
+            waiting.look(now)
+            if now >= give_up:
                 raise
         time.sleep(BUSY_PAUSE)
 
@@ -256,7 +263,7 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
         if path != ":memory:":
-            mode = _wal(connection, busy_timeout)
+            mode = _wal(connection, path, busy_timeout)
             if mode != "wal":
                 raise UsageError(f"{path}: WAL mode is refused ({mode}); put the file on a local disk")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -264,10 +271,10 @@ def open_connection(path: str, *, synchronous: str, busy_timeout: float, read_on
         connection.execute(f"PRAGMA cache_size = {-1000 if read_only else -16000}")
         if read_only:
             connection.execute("PRAGMA query_only = 1")
-    except (sqlite3.Error, UsageError) as error:
+    except (sqlite3.Error, StoreError, UsageError) as error:
         if connection is not None:
             let_go(connection)
-        if isinstance(error, UsageError):
+        if not isinstance(error, sqlite3.Error):
             raise
         raise StoreError(f"cannot open the store {path}: {error}{advice(path, error)}") from error
     return connection

@@ -49,6 +49,7 @@ from redrive.store.sqlite.connection import (
 from redrive.store.sqlite.flush import Flush
 from redrive.store.sqlite.holder import named
 from redrive.store.sqlite.migrate import migrate
+from redrive.store.sqlite.own_lock import Waiting
 from redrive.store.sqlite.place import Place, check_free
 from redrive.store.sqlite.stage import SqliteStage
 from redrive.store.sqlite.transaction import SqliteTx, queries
@@ -217,15 +218,19 @@ class SqliteStore:
         self._check_place()
         read_plainly(tx.connection)
         tx.letters.sieve.begin()
-        give_up = time.monotonic() + self._busy_timeout
+        began = time.monotonic()
+        give_up, waiting = began + self._busy_timeout, None
         pause = BUSY_PAUSE_MIN
         while True:
             try:
                 tx.control(BEGIN)
                 return
             except sqlite3.Error as error:
-                world = translate(error, self.path)
-                if not isinstance(world, StoreBusy) or time.monotonic() >= give_up:
+                world, now = translate(error, self.path), time.monotonic()
+                if isinstance(world, StoreBusy):
+                    waiting = waiting or Waiting(self.path, began, give_up, self)
+                    waiting.look(now)
+                if not isinstance(world, StoreBusy) or now >= give_up:
                     raise named(world, self.path) from error
                 if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT and tx in (self._full, self._normal):
                     self._renew(tx)
@@ -478,6 +483,7 @@ class SqliteStore:
             nullcontext() if self.inside_transaction() else self._mutex
         ):  # an append may be under way in its own thread
             self._close_connections()
+        forking.forget(self)
 
     def _close_connections(self) -> None:
         connections = {self._full.connection, self._normal.connection, *(tx.connection for tx in self._readers)}
