@@ -12,6 +12,8 @@ import queue
 import threading
 from contextlib import suppress
 
+WAL_HEADER_BYTES, WAL_FRAME_BYTES = 32, 24  # in front of the file, in front of every page in it
+
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
@@ -42,3 +44,19 @@ class Flush:
         while self._asked.get():
             with suppress(OSError), open(f"{self._path}-wal", "rb", buffering=0) as wal:
                 _sync(wal.fileno())
+
+
+def wal_holds(path: str, pages: int) -> bool:
+    """Does the WAL hold so many or more? Its size does not tell: it is overwritten, not cut.
+
+    Every frame repeats the salt of the header, and a WAL that starts over has another one. SQLite never
+    locks this file, so that opening and closing it is harmless (it would not be for the other two).
+    """
+    try:
+        with open(f"{path}-wal", "rb", buffering=0) as wal:
+            header = wal.read(WAL_HEADER_BYTES)
+            frame = WAL_FRAME_BYTES + int.from_bytes(header[8:12])
+            wal.seek(WAL_HEADER_BYTES + max(pages - 1, 0) * frame)
+            return wal.read(16)[8:] == header[16:24] != b""
+    except OSError:
+        return False

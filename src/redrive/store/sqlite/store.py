@@ -46,7 +46,7 @@ from redrive.store.sqlite.connection import (
     undo_in_memory,
     wait_for_nobody,
 )
-from redrive.store.sqlite.flush import Flush
+from redrive.store.sqlite.flush import Flush, wal_holds
 from redrive.store.sqlite.holder import named
 from redrive.store.sqlite.migrate import migrate
 from redrive.store.sqlite.own_lock import Waiting
@@ -58,7 +58,6 @@ from redrive.store.writer import Writer
 log = logging.getLogger("redrive")
 
 LOOKS = 8  # so many times per `checkpoint_pages` changes we look how long the WAL is; a look takes 10 µs
-WAL_HEADER_BYTES, WAL_FRAME_BYTES = 32, 24  # in front of the file, in front of every page in it
 ENDED = "SQLite ended the transaction by itself; nothing was written"
 # Seconds between two tries for the write lock. A producer that commits one event after the other leaves gaps of less
 # than a millisecond: who looks seldom may miss them for a quarter of a second. A try costs 15 µs.
@@ -341,7 +340,7 @@ class SqliteStore:
             if not self._has_grown():
                 return
             self._looked = changes
-            if not self._wal_holds(self._checkpoint_pages):
+            if not wal_holds(self.path, self._checkpoint_pages):
                 self._flush_ahead()
                 return
         with self._mutex:
@@ -363,7 +362,7 @@ class SqliteStore:
     def _flush_ahead(self) -> None:
         """The next checkpoint is near, and would wait until the disk has what nobody has synced."""
         unsynced, has_grown = self._normal.connection.total_changes, False
-        while self._wal_holds(self._flush_at):
+        while wal_holds(self.path, self._flush_at):
             self._flush_at, has_grown = self._flush_at + max(1, self._checkpoint_pages // LOOKS), True
         if has_grown and unsynced != self._flushed and self._writer is not None:
             self._flushed = unsynced
@@ -377,21 +376,6 @@ class SqliteStore:
     def _has_grown(self) -> bool:
         """Is it worth looking how long the WAL is? A small transaction writes about five pages per change."""
         return self._changes() - self._looked >= self._checkpoint_pages / LOOKS
-
-    def _wal_holds(self, pages: int) -> bool:
-        """Does the WAL hold so many or more? Its size does not tell: it is overwritten, not cut.
-
-        Every frame repeats the salt of the header, and a WAL that starts over has another one. SQLite never
-        locks this file, so that opening and closing it is harmless (it would not be for the other two).
-        """
-        try:
-            with open(f"{self.path}-wal", "rb", buffering=0) as wal:
-                header = wal.read(WAL_HEADER_BYTES)
-                frame = WAL_FRAME_BYTES + int.from_bytes(header[8:12])
-                wal.seek(WAL_HEADER_BYTES + max(pages - 1, 0) * frame)
-                return wal.read(16)[8:] == header[16:24] != b""
-        except OSError:
-            return False
 
     def changed(self) -> bool:
         """Has anything been appended, or asked of an owner, since the last call, by whatever process?"""
