@@ -114,7 +114,7 @@ BROAD_EXCEPT = {
     "runner/call.py": "the user's function; whatever it raises becomes an outcome",
     "runner/supervise.py": "a subscription that fails must not take the others with it",
     "store/sqlite/careful.py": "the user's function, that ended the transaction: it becomes an outcome later",
-    "store/sqlite/own_lock.py": "objects of the user, of any library, are looked at; a failure means: it is not that one",
+    "store/sqlite/own_lock.py": "looks at objects of the user, of any library; a failure means: not that one",
     "observe/": "a listener that raises never harms processing",
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
