@@ -126,34 +126,52 @@ class App(Declarations):
             finally:  # its connection is lent to others, who see other things
                 user.execute = user.executemany = _refused_as_over
 
-    def run(self, *, until_idle: bool = False, only: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> None:
+    def run(
+        self,
+        *,
+        until_idle: bool = False,
+        only: Iterable[str] | None = None,
+        exclude: Iterable[str] = (),
+        strict: bool = False,
+    ) -> None:
         """Run until SIGTERM or SIGINT (or until nothing is left to do); a second signal ends at once.
 
+        A subscription that does not fit the store, such as a projection whose table has another definition now, is
+        halted, and the others run. With `strict=True` nothing starts then.
+
         Raises:
+            UsageError: A new subscription cannot start as it is declared; with `strict=True`, also a known one.
             Halted: With `until_idle=True`, if a source or subscription is halted when nothing else is left to do.
         """
         from redrive.runner.process import run_process
 
-        run_process(self, until_idle=until_idle, only=only, exclude=exclude)
+        run_process(self, until_idle=until_idle, only=only, exclude=exclude, strict=strict)
 
     async def serve(
-        self, *, until_idle: bool = False, only: Iterable[str] | None = None, exclude: Iterable[str] = ()
+        self,
+        *,
+        until_idle: bool = False,
+        only: Iterable[str] | None = None,
+        exclude: Iterable[str] = (),
+        strict: bool = False,
     ) -> None:
-        """Run inside your event loop, until cancelled; installs no signal and no log handlers.
+        """Run inside your event loop, until cancelled; installs no signal and no log handlers. `strict`: see `run`.
 
         Raises:
             Halted: With `until_idle=True`, if a source or subscription is halted when nothing else is left to do.
         """
-        async with self._supervised(only, exclude) as supervisor:
+        async with self._supervised(only, exclude, strict=strict) as supervisor:
             await supervisor.run(until_idle=until_idle)
         supervisor.check_end()
 
     @asynccontextmanager
-    async def running(self, *, only: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> AsyncIterator[App]:
-        """Run in the background of your event loop: `async with app.running(): yield`."""
+    async def running(
+        self, *, only: Iterable[str] | None = None, exclude: Iterable[str] = (), strict: bool = False
+    ) -> AsyncIterator[App]:
+        """Run in the background of your event loop: `async with app.running(): yield`. `strict`: see `run`."""
         import asyncio
 
-        async with self._supervised(only, exclude) as supervisor:
+        async with self._supervised(only, exclude, strict=strict) as supervisor:
             task = asyncio.create_task(supervisor.run())
             try:
                 yield self
@@ -171,6 +189,7 @@ class App(Declarations):
         return operate(
             runtime.store, runtime.env, runtime.signals, who, types=runtime.types, declared=self.subscriptions,
             patience=runtime.settings.operator_timeout if is_real else 0.0,
+            runs_here=runtime.runs,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -214,13 +233,14 @@ class App(Declarations):
         ]
 
     def _supervised(
-        self, only: Iterable[str] | None, exclude: Iterable[str]
+        self, only: Iterable[str] | None, exclude: Iterable[str], *, strict: bool = False
     ) -> AbstractAsyncContextManager[Supervisor]:
         from redrive.runner.embed import supervised  # with asyncio behind it: a producer never needs them
 
         lifespan = lambda: self._lifespan and self._lifespan(self)  # noqa: E731
         chosen = self._selected(only, exclude)
-        return supervised(self.runtime, chosen, lifespan, _heal, _trim, _upkeep(self.runtime, self._retained()))
+        upkeep = _upkeep(self.runtime, self._retained())
+        return supervised(self.runtime, chosen, lifespan, _heal, _trim, upkeep, strict=strict)
 
     def _retained(self) -> dict[str, float]:
         return {name: log.retention for name, log in self._logs.items() if log.retention is not None}

@@ -34,6 +34,7 @@ RetryGiven = Retry | Sequence[Retry] | None
 Tables = Mapping[str, str] | Iterable[str]
 DEFAULT_BREAKER = Rule()
 COURIERS = 10  # calls of a sink side by side, where nothing is said: they wait for an answer most of the time
+VERSION_MAX = 200  # characters: a version is shown in a line of `status`
 OUTBOX_KEEP = "7d"  # what was delivered: long enough to see what was said last week
 
 
@@ -91,6 +92,7 @@ class Declarations:
         replay: AutoReplay | None = None,
         on_error: Callable[..., Any] | None = None,
         partitions: int = 1,
+        version: str | int | None = None,
     ) -> Callable[[F], F]:
         """A function `(event, tx)` that touches only the database: it runs inside the transaction, in batches."""
 
@@ -112,6 +114,7 @@ class Declarations:
                     _policy(retry, conflicts, letters), batch=batch, tables=owned, on_error=on_error,
                     arguments=arguments, partitions=_partitions(partitions, order, key_by, function),
                     replay=settled_for(name or _name(function), replay, has_breaker=False),
+                    version=_version(name or _name(function), version),
                 )
             )  # fmt: skip
             return function
@@ -138,6 +141,7 @@ class Declarations:
         rehearsable: bool = False,
         partitions: int = 1,
         state: States | None = None,
+        version: str | int | None = None,
     ) -> Callable[[F], F]:
         """A function `(event, ctx)`, `def` or `async def`, that may talk to the world."""
 
@@ -158,6 +162,7 @@ class Declarations:
                     rehearsable=rehearsable, partitions=_partitions(partitions, order, key_by, function),
                     breaker=_breaker(breaker), limit=None if limit is None else paced(limit),
                     replay=settled_for(name or _name(function), replay, has_breaker=_is_one(breaker)),
+                    version=_version(name or _name(function), version),
                 )
             )  # fmt: skip
             return function
@@ -181,6 +186,7 @@ class Declarations:
         limit: str | None = None,
         on_error: Callable[..., Any] | None = None,
         partitions: int = 1,
+        version: str | int | None = None,
     ) -> None:
         """Send events to sinks. Each is a subscription of its own, called like the sink: one delays no other."""
         given: Any = to
@@ -202,6 +208,7 @@ class Declarations:
                     partitions=_partitions(partitions, order, key_by, sink.send), breaker=_breaker(breaker),
                     limit=None if limit is None else paced(limit),
                     replay=settled_for(sink.name, replay, has_breaker=_is_one(breaker)),
+                    version=_version(sink.name, version),
                 )
             )  # fmt: skip
 
@@ -403,6 +410,19 @@ def _partitions(count: int, order: Order, key_by: KeyBy, function: Callable[...,
             "appended with. Let a handler emit the events into another log, with that key, and subscribe to it"
         )
     return count
+
+
+def _version(name: str, version: str | int | None) -> str | None:
+    """As the store keeps it: 2 and "2" are the same version."""
+    if version is None:
+        return None
+    text = str(version)
+    if isinstance(version, bool) or not isinstance(version, str | int) or not text or len(text) > VERSION_MAX:
+        raise UsageError(
+            f"{name}: version={version!r}; give a number or a text of at most {VERSION_MAX} characters, such as 2 or "
+            '"2026-01"'
+        )
+    return text
 
 
 def _is_one(given: Rule | None) -> bool:

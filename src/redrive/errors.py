@@ -21,6 +21,12 @@ class UsageError(RedriveError):
     """The program or its configuration is wrong; nothing was started or written."""
 
 
+class Unfit(UsageError):
+    """A subscription as it is declared does not fit what the store holds of it; the others do not depend on it."""
+
+    subscription = ""
+
+
 class EventError(RedriveError):
     """One event cannot be stored or processed as it is."""
 
@@ -117,6 +123,15 @@ class Halted(StoreError):
         reasons = "; ".join(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(subscriptions.items()))
         count = "1 subscription is" if len(subscriptions) == 1 else f"{len(subscriptions)} subscriptions are"
         return cls(f"{count} halted: {reasons}; remove the cause, then run again", subscriptions)
+
+
+class Differs(StoreError):
+    """This process may not work on the subscription now: it stands by, and the message says why."""
+
+    def __init__(self, message: str, *, may_declare: bool = False) -> None:
+        super().__init__(message)
+        self.may_declare = may_declare  # once no living process declares what the store has
+        self.subscription = ""
 
 
 class SourceDown(StoreError):

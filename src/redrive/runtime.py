@@ -242,6 +242,11 @@ class Runtime:
         self._notice_fork()
         return self._readers is not None
 
+    def runs(self, name: str) -> bool:
+        """Does this process run the subscription of this name, or wait for its lease?"""
+        supervisor = self.supervisor if self.is_running else None
+        return supervisor is not None and any(post.partition("/")[0] == name for post in supervisor.posts)
+
     def turns(self, patience: float) -> bool | None:
         """Does the event loop that runs the subscriptions still turn? None: no loop does."""
         self._notice_fork()

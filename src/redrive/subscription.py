@@ -14,6 +14,7 @@ from redrive.policy.auto_replay import AutoReplay
 from redrive.policy.breaker import Rule
 from redrive.policy.classify import blames_a_dependency
 from redrive.policy.decide import Policy
+from redrive.policy.declaration import Declaration, key_name
 from redrive.policy.keys import name_of
 from redrive.policy.limiter import Bucket
 from redrive.policy.outcome import Blocked, Failed, Outcome, Postponed
@@ -65,8 +66,16 @@ class Subscription:
     keep: float | None = None  # of an outbox: for how many seconds its log keeps what was delivered
     outboxes: Container[str] | None = field(default=None, repr=False, compare=False)  # all that the program has
     runtime: Any = field(default=None, repr=False, compare=False)  # whose logs it may emit to
+    version: str | None = None  # of the function; every worker must declare the one that the store has
     rehearsable: bool = False  # a handler that does not talk to the world may run in a rehearsal; a projection always
     _wanted: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def declaration(self) -> Declaration:
+        """The parts that all workers must agree on."""
+        return Declaration(
+            tuple(sorted(self.types)), self.order, self.partitions, self.tables, key_name(self.key_by), self.version
+        )
 
     @property
     def is_async(self) -> bool:

@@ -56,7 +56,7 @@ def test_a_status_as_json_has_the_documented_fields(inside: Any, store: str) -> 
         "subscription", "state", "kind", "source", "order", "position", "lag_events", "lag_seconds", "oldest_seconds",
         "scheduled", "applied", "ignored", "retrying", "waiting", "dead", "holds", "owner", "lease_until",
         "silent_seconds", "silent_owner", "paused", "halted", "rebuilding_until", "last_id", "last_type", "last_time",
-        "settled_at", "full_lanes",
+        "settled_at", "version", "reserved_by", "not_run_by", "full_lanes",
     ]  # fmt: skip
     assert found["full_lanes"] == []
     assert (found["position"], found["lag_events"], found["applied"], found["owner"]) == (3, 1, 3, None)

@@ -56,7 +56,7 @@ class Worker:
             nothing,
             name,
         )
-        self.declared, self.row = enroll(self.engine, self.app.subscriptions.values())["handle"]
+        self.declared, self.row = enroll(self.engine, self.app.subscriptions.values()).rows["handle"]
 
     def take(self) -> Duty | Lease:
         return leases.take(self.engine, self.declared, self.row)

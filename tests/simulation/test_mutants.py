@@ -45,6 +45,7 @@ from redrive.runner.scheduling import Look
 from redrive.runner.settle import Settling, tell
 from redrive.runner.staff import Staff
 from redrive.store.changes import Changed, Changes
+from redrive.store.declared import stored_of
 from redrive.store.done import Done
 from redrive.store.keyed import Keyed
 from redrive.store.letters import Letters
@@ -642,6 +643,32 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @mutant("a clock that was set back makes what is scheduled wait for as long", "21", **LATER, faults=Faults(chaos=2.0))
 def _(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, "scheduled_rebase", "WHERE set_at > :now", "WHERE set_at > :now + 1e9")
+
+
+# ---------------------------------------------------------------- 25: declarations
+
+
+UPGRADES: dict[str, Any] = {"versions": True, "partitions": 1}
+UNDECIDED: dict[str, Any] = {**UPGRADES, "faults": Faults(stall=0.6)}  # between two looks at the store
+
+
+@mutant("a lease is taken without comparing declarations", "25", **UPGRADES)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def reservation(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed, now: float) -> Any:
+        return stored_of(tx, row.id)[1]
+
+    patch.setattr(redrive.runner.leases, "check_agrees", reservation)
+
+
+@mutant("declarations are compared before the transaction that takes the lease", "25", **UNDECIDED)
+def _(patch: pytest.MonkeyPatch) -> None:
+    compare = redrive.runner.leases.check_agrees
+
+    def early(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed, now: float) -> Any:
+        is_taken = tx.progress.get(row.id).owner == engine.env.owner
+        return stored_of(tx, row.id)[1] if is_taken else compare(engine, tx, subscription, row, now)
+
+    patch.setattr(redrive.runner.leases, "check_agrees", early)
 
 
 # ---------------------------------------------------------------- the hunt

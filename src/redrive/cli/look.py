@@ -32,6 +32,7 @@ def status(check: bool, store: str | None, program: str | None, as_json: bool) -
     With --check only what needs an operator is told, and the exit code is 4 if anything does.
     """
     from redrive.cli.scheduled import backlog_lines
+    from redrive.clock import short_name
     from redrive.replay.attention import attention
     from redrive.replay.scheduled import backlog
     from redrive.replay.status import fullest_lanes
@@ -69,7 +70,11 @@ def status(check: bool, store: str | None, program: str | None, as_json: bool) -
         if one.holds:
             say(f"{one.subscription}: {plural(one.holds, 'hold')} of keys; redrive hold {one.subscription}")
         if one.rebuilding_until is not None:
-            block(f"{plain(one.subscription)} is being rebuilt up to position {one.rebuilding_until}", "")
+            by = "" if one.reserved_by is None else f" by {plain(short_name(one.reserved_by))}"
+            block(f"{plain(one.subscription)} is being rebuilt{by} up to position {one.rebuilding_until}", "")
+        for worker, reason in one.not_run_by:
+            if reason != one.halted:
+                block(f"{plain(worker)} does not run {plain(one.subscription)}: {plain(reason)}", "")
     for need in needs:
         if need.check not in SHOWN_BY_STATUS:
             block(f"{plain(need.message)}; {plain(need.advice)}", "")
@@ -116,7 +121,11 @@ def _status(one: SubscriptionStatus, full: list[str]) -> dict[str, Any]:
 
     fields = asdict(one)
     times = {name: moment(fields[name]) for name in ("lease_until", "last_time", "settled_at")}
-    return {"subscription": one.subscription, "state": one.state, **fields, **times, "full_lanes": full}
+    not_run_by = [{"worker": worker, "reason": reason} for worker, reason in one.not_run_by]
+    return {
+        "subscription": one.subscription, "state": one.state, **fields, **times, "not_run_by": not_run_by,
+        "full_lanes": full,
+    }  # fmt: skip
 
 
 def _verdict(one: Verdict | AuditVerdict) -> dict[str, Any]:

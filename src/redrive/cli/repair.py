@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ from redrive.cli.program import app_option, confirm, json_option, opened, store_
 from redrive.cli.progress import progress, quiet_option
 from redrive.cli.render import emit_json, plain, plural, say
 from redrive.cli.waiting import finish, owners
+from redrive.errors import StoreError
 
 if TYPE_CHECKING:
     from redrive.app import App
@@ -42,17 +44,17 @@ def rebuild(
     """
     with opened(store, program) as app:
         desk = app.operate()
-        runner = owners(app).get(name)
-        owned = runner is not None and runner.owner is not None
+        if program is not None and name in owners(app) and name not in app.subscriptions:
+            raise click.UsageError(f"{program} does not have {name!r}")
         if not resume:
             _ask_to_clear(desk, name, "Rebuild", yes)
-            desk.reset(name, reason)
-        state = desk.progress(name)
-        mine = program is not None and not owned
-        if mine and name not in app.subscriptions:
-            raise click.UsageError(f"{program} does not have {name!r}")
-        if not no_wait and (mine or owned):
-            state = _see_through(app, desk, name, here=mine, quiet=quiet or as_json)
+        is_owned = name in (found := owners(app)) and found[name].owner is not None
+        if program is not None and not no_wait:
+            state = _rebuild_here(app, desk, name, None if resume else reason, quiet=quiet or as_json)
+        else:
+            state = desk.progress(name) if resume else desk.reset(name, reason)
+            if not no_wait and is_owned:
+                state = _see_through(app, desk, name, here=False, quiet=quiet or as_json)
     if as_json:
         emit_json(_rebuilding(state))
     elif state.done:
@@ -140,6 +142,19 @@ def _ask_to_clear(desk: Operations, name: str, verb: str, yes: bool) -> None:
         f"supersede {plural(plan.open_letters, 'open letter')}?",
         yes,
     )
+
+
+def _rebuild_here(app: App, desk: Operations, name: str, reason: str | None, *, quiet: bool) -> Rebuilding:
+    """Rebuild in this process, with the program that was named: other workers wait, whatever they declare."""
+    if reason is None:
+        desk.rebuilds.resume(name)
+    else:
+        desk.rebuilds.begin(name, reason)
+    try:
+        return _see_through(app, desk, name, here=True, quiet=quiet)
+    finally:
+        with contextlib.suppress(StoreError):  # without an answer, it ends with this process
+            desk.rebuilds.end(name)
 
 
 def _see_through(app: App, desk: Operations, name: str, *, here: bool, quiet: bool) -> Rebuilding:

@@ -21,11 +21,15 @@ def names(context: click.Context, parameter: click.Parameter, given: tuple[str, 
 @click.option("--only", multiple=True, metavar="NAME", callback=names, help="Run just these subscriptions.")
 @click.option("--except", "exclude", multiple=True, metavar="NAME", callback=names, help="Run all but these.")
 @click.option("--until-idle", is_flag=True, help="Stop when nothing is left to do.")
+@click.option("--strict", is_flag=True, help="Start nothing if one subscription does not fit the store.")
 @store_option
-def run(program: str, only: tuple[str, ...], exclude: tuple[str, ...], until_idle: bool, store: str | None) -> int:
+def run(
+    program: str, only: tuple[str, ...], exclude: tuple[str, ...], until_idle: bool, strict: bool, store: str | None
+) -> int:
     """Run an app's subscriptions until SIGTERM or Ctrl-C.
 
-    The first signal stops gracefully, the second at once; neither loses anything.
+    The first signal stops gracefully, the second at once; neither loses anything. A subscription that does not fit the
+    store, such as a projection with a changed table, is halted; the others run.
     """
     from redrive.errors import Halted
     from redrive.runner.process import run_process
@@ -33,7 +37,7 @@ def run(program: str, only: tuple[str, ...], exclude: tuple[str, ...], until_idl
 
     with opened(store, program, create=True) as app:
         try:
-            why = run_process(app, until_idle=until_idle, only=only or None, exclude=exclude)
+            why = run_process(app, until_idle=until_idle, only=only or None, exclude=exclude, strict=strict)
         except Halted as error:
             for name, reason in error.subscriptions.items():
                 click.echo(f"redrive: {plain(name)} is halted: {plain(reason)}", err=True)

@@ -30,7 +30,7 @@ def finish(app: App, here: Collection[str], elsewhere: Collection[str], is_done:
 
 async def _finish(app: App, here: Collection[str], elsewhere: Collection[str], is_done: Callable[[], bool]) -> None:
     if here:
-        async with app.running(only=here):
+        async with app.running(only=here, strict=True):
             await _watch(app, {*here, *elsewhere}, is_done)
     else:
         await _watch(app, set(elsewhere), is_done)

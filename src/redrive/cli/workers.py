@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli.program import opened, reads
-from redrive.cli.render import ago, emit_json, moment, table
+from redrive.cli.render import ago, block, emit_json, moment, plain, table
 
 if TYPE_CHECKING:
     from redrive.replay.workers import Owned, Worker
@@ -29,6 +29,9 @@ def workers(store: str | None, program: str | None, as_json: bool) -> int:
     else:
         rows = [row for one in found for row in _rows(one, now)]
         table(("worker", "version", "state", "started", "seen", "owns", "since"), rows, keep=("worker", "owns"))
+        for one in found:
+            for name, reason in one.waits.items():
+                block(f"{plain(one.name)} does not run {plain(name)}: {plain(reason)}", "")
     return 0
 
 

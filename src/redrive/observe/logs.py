@@ -30,6 +30,7 @@ _LEVELS: dict[type[Signal], int] = {
     sig.Buried: logging.ERROR,
     sig.Discarded: logging.WARNING,
     sig.Halted: logging.ERROR,
+    sig.StandingBy: logging.WARNING,
     sig.HandlerStuck: logging.ERROR,
     sig.LeaseLost: logging.WARNING,
     sig.LaneFull: logging.ERROR,

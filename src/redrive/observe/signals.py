@@ -146,6 +146,13 @@ class Resumed(Signal, frozen=True):
     subscription: str
 
 
+class StandingBy(Signal, frozen=True):
+    """The process may not run the subscription: it is declared otherwise, or another process rebuilds it."""
+
+    subscription: str
+    reason: str
+
+
 class HandlerStuck(Signal, frozen=True):
     """A function overran its timeout and cannot be stopped; its key stays busy until it returns."""
 
@@ -276,9 +283,9 @@ class Stopping(Signal, frozen=True):
 
 ALL: tuple[type[Signal], ...] = (
     Appended, Scheduled, CameDue, Settled, Retried, Buried, Discarded, Parked, Recovered, Operated, LeaseTaken,
-    LeaseReleased, LeaseLost, Halted, Resumed, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing, BreakerClosed,
-    Probed, AutoReplayed, AutoReplayEnded, RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped, TrackRefused,
-    TrackLimited, Stopping,
+    LeaseReleased, LeaseLost, Halted, Resumed, StandingBy, HandlerStuck, LaneFull, BreakerOpened, BreakerProbing,
+    BreakerClosed, Probed, AutoReplayed, AutoReplayEnded, RuleBroken, Spooled, SpoolTaken, SpoolDamaged, TrackDropped,
+    TrackRefused, TrackLimited, Stopping,
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class Operations:
     subscriptions: SubscriptionDesk
     bulk: BulkDesk
     declared: Mapping[str, Subscription] = field(default_factory=dict)
+    runs_here: Callable[[str], bool] = lambda name: False  # does this process run a subscription of this name?
 
     def verify(self, told: Told = untold) -> list[Verdict]:
         """Account for every event of every subscription; `told` is called after each check."""
@@ -99,7 +100,15 @@ class Operations:
 
     def reset(self, name: str, reason: str) -> Rebuilding:
         """Empty what a subscription built and take it back to its start; the next run builds it again."""
-        return rebuild.reset(self.operator, name, reason, self.declared.get(name))
+        declared = self.declared.get(name)
+        if declared is not None and self.runs_here(name):
+            return rebuild.reset_to_rebuild(self.operator, name, reason, declared)
+        return rebuild.reset(self.operator, name, reason, declared)
+
+    @property
+    def rebuilds(self) -> rebuild.RebuildDesk:
+        """Rebuild subscriptions in this process, while other workers wait."""
+        return rebuild.RebuildDesk(self.operator, self.declared)
 
     def plan_reset(self, name: str) -> ResetPlan:
         """What `reset` would clear."""
@@ -119,6 +128,7 @@ def operate(
     types: EventTypes | None = None,
     declared: Mapping[str, Subscription] | None = None,
     patience: float = 0.0,
+    runs_here: Callable[[str], bool] = lambda name: False,
 ) -> Operations:
     """Put the desks together; what the program declares lets them check keys, filters and tables.
 
@@ -128,4 +138,5 @@ def operate(
     operator = Operator(store, env, signals, who or whoami(), patience)
     keys = {name: subscription.key_of for name, subscription in known.items()}
     letters = LetterDesk(store, env, signals, operator.who, keys=keys, types=types, patience=patience)
-    return Operations(operator, letters, SubscriptionDesk(operator, known, types), BulkDesk(operator, letters), known)
+    subscriptions = SubscriptionDesk(operator, known, types)
+    return Operations(operator, letters, subscriptions, BulkDesk(operator, letters), known, runs_here)

@@ -14,6 +14,7 @@ from redrive.errors import UsageError
 from redrive.failpoints import hit
 from redrive.replay.deed import Operator, find, need_function, need_reason
 from redrive.replay.rewind import check_all_come, take_back
+from redrive.store.declared import declare, end_reservation, reserve
 from redrive.store.filters import Asked, Filters
 from redrive.store.heard import keep_heard
 from redrive.store.port import Store, StoreTx, Subscribed
@@ -85,43 +86,106 @@ def progress(store: Store, name: str) -> Rebuilding:
 def reset(operator: Operator, name: str, reason: str, declared: Subscription | None = None) -> Rebuilding:
     """Empty what the subscription built and take it back to its start; the next run builds it again.
 
-    `declared` is the subscription as the program declares it now: its filter and table definitions
-    replace the stored ones. Discards and edits keep their effect, and what was emitted is not emitted again.
+    `declared` is the subscription as the program declares it now: its filter, table definitions, key function and
+    version replace the stored ones, and workers that declare others stand by. Discards and edits keep their effect, and
+    what was emitted is not emitted again.
     """
+    return _reset(operator, name, reason, declared, reserves=False)
+
+
+def reset_to_rebuild(operator: Operator, name: str, reason: str, declared: Subscription) -> Rebuilding:
+    """The same for a process that then rebuilds the subscription itself: it is reserved for this process.
+
+    Other workers stand by until the rebuild is done, or this process has ended or stopped renewing the reservation.
+    """
+    return _reset(operator, name, reason, declared, reserves=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildDesk:
+    """Rebuilds that this process does itself: it has the program, and runs the subscription."""
+
+    operator: Operator
+    declared: Mapping[str, Subscription]
+
+    def begin(self, name: str, reason: str) -> Rebuilding:
+        """Do what `reset` does, and reserve the subscription for this process.
+
+        Other workers stand by until the rebuild is done, `end` is called, or this process has ended.
+        """
+        return reset_to_rebuild(self.operator, name, reason, self._declaration(name))
+
+    def resume(self, name: str) -> None:
+        """Reserve a subscription whose rebuild was begun, to finish it in this process."""
+        self._declaration(name)
+        operator = self.operator
+        with operator.acting(_id_of(operator, name)) as tx:
+            reserve(tx, find(tx, name).id, operator.env.owner, tx.progress.now(operator.env.clock))
+
+    def end(self, name: str) -> None:
+        """End the reservation: other workers may go on."""
+        operator = self.operator
+        with operator.acting(_id_of(operator, name)) as tx:
+            end_reservation(tx, find(tx, name).id, operator.env.owner)
+
+    def _declaration(self, name: str) -> Subscription:
+        if name not in self.declared:
+            raise UsageError(f"{name!r} is not declared here: this needs the program that declares it")
+        return self.declared[name]
+
+
+def _id_of(operator: Operator, name: str) -> int:
+    with operator.store.reading() as tx:
+        return need_function(find(tx, name)).id
+
+
+def _reset(operator: Operator, name: str, reason: str, declared: Subscription | None, *, reserves: bool) -> Rebuilding:
     need_reason("reset", reason)
     with operator.transaction() as tx:
-        row = need_function(find(tx, name))
-        tx.progress.lock(row.id)
-        if declared is not None and (declared.source, declared.kind) != (row.source, row.kind):
-            raise UsageError(
-                f"{name!r} is a {row.kind} on log {row.source!r} in the store, a {declared.kind} on "
-                f"{declared.source!r} in the program: give it a new name"
-            )
-        _check_source(tx, row)
-        filters, was = tx.progress.filters(row.id), tx.progress.get(row.id)
-        start = filters[0][0]  # where it once began; a seek does not change that
-        check_whole(tx, row, start)
-        cleared = _clear_tables(tx, row, declared_tables(tx.sql, row.id) if declared is None else declared.tables)
-        keep_heard(tx, row.id)
-        tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})
-        asked = _asked_anew(filters, declared)
-        tx.progress.add_filter(row.id, start, asked.at(start))
-        check_all_come(tx, row, start, asked)
-        last = _last(tx, row)
-        superseded = take_back(tx, row, start, asked, operator.now(), quiet_until=min(was.position, last))
-        tx.sql.run("state_clear", {"subscription": row.id})
-        disown(tx, row.id)
-        tx.sql.run("control_clear", {"subscription": row.id})
-        if declared is not None and declared.order != row.ordering:  # every letter is closed: free to change
-            values = {"subscription": row.id, "ordering": declared.order, "kind": row.kind}
-            tx.sql.run("subscription_reorder", values)
-        details = {"from": was.position, "to": start, "superseded": superseded, "tables": cleared}
-        operator.audit(tx, "reset", name, f"position {was.position}", reason, details)
-        target = min(max(was.quiet_until, was.position), last)
+        state, was = _start_over(operator, tx, name, reason, declared)
+        if reserves:
+            reserve(tx, find(tx, name).id, operator.env.owner, tx.progress.now(operator.env.clock))
         hit("reset.before_commit")
     hit("reset.committed")
-    operator.tell("reset", name, f"position {was.position}")
-    return Rebuilding(name, start, start, target)
+    operator.tell("reset", name, f"position {was}")
+    return state
+
+
+def _start_over(
+    operator: Operator, tx: StoreTx, name: str, reason: str, declared: Subscription | None
+) -> tuple[Rebuilding, int]:
+    """What all of it is, with the audit; the new state, and the position it was at."""
+    row = need_function(find(tx, name))
+    tx.progress.lock(row.id)
+    if declared is not None and (declared.source, declared.kind) != (row.source, row.kind):
+        raise UsageError(
+            f"{name!r} is a {row.kind} on log {row.source!r} in the store, a {declared.kind} on "
+            f"{declared.source!r} in the program: give it a new name"
+        )
+    _check_source(tx, row)
+    filters, was = tx.progress.filters(row.id), tx.progress.get(row.id)
+    start = filters[0][0]  # where it once began; a seek does not change that
+    check_whole(tx, row, start)
+    cleared = _clear_tables(tx, row, declared_tables(tx.sql, row.id) if declared is None else declared.tables)
+    keep_heard(tx, row.id)
+    tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})
+    asked = _asked_anew(filters, declared)
+    tx.progress.add_filter(row.id, start, asked.at(start))
+    check_all_come(tx, row, start, asked)
+    last = _last(tx, row)
+    superseded = take_back(tx, row, start, asked, operator.now(), quiet_until=min(was.position, last))
+    tx.sql.run("state_clear", {"subscription": row.id})
+    disown(tx, row.id)
+    tx.sql.run("control_clear", {"subscription": row.id})
+    if declared is not None and declared.order != row.ordering:  # every letter is closed: free to change
+        values = {"subscription": row.id, "ordering": declared.order, "kind": row.kind}
+        tx.sql.run("subscription_reorder", values)
+    details = {"from": was.position, "to": start, "superseded": superseded, "tables": cleared}
+    operator.audit(tx, "reset", name, f"position {was.position}", reason, details)
+    if declared is not None:
+        declare(tx, row, declared.declaration, by_operator=True)
+    target = min(max(was.quiet_until, was.position), last)
+    return Rebuilding(name, start, start, target), was.position
 
 
 def _asked_anew(filters: Filters, declared: Subscription | None) -> Asked:

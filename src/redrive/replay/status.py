@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from redrive.clock import Env
+from redrive.clock import Env, short_name
+from redrive.policy.declaration import Reservation
 from redrive.policy.lease import Lease, State, state_of
 from redrive.replay.deed import WITHOUT_KEYS
 from redrive.store import journal, landed
+from redrive.store.declared import version_of
 from redrive.store.holds import holds_of
 from redrive.store.port import ProgressRow, Store, StoreTx, Subscribed
+
+
+class NotRun(NamedTuple):
+    """A worker that has a subscription and may not run it: it is declared otherwise, or another one rebuilds it."""
+
+    worker: str  # host:pid
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,9 @@ class SubscriptionStatus:
     last_type: str | None
     last_time: float | None
     settled_at: float | None
+    version: str | None  # of the function, as it was declared last
+    reserved_by: str | None  # the process that rebuilds it: other workers wait
+    not_run_by: tuple[NotRun, ...] = ()  # living workers that may not run it, and why
 
     @property
     def state(self) -> str:
@@ -53,7 +66,9 @@ class SubscriptionStatus:
         if self.halted is not None:
             return "halted"
         if self.owner is None:
-            return "stopped" if self.silent_owner is None else "silent"
+            if self.silent_owner is not None:
+                return "silent"
+            return "standby" if self.not_run_by else "stopped"
         return "rebuilding" if self.rebuilding_until is not None else "running"
 
 
@@ -89,7 +104,13 @@ def status(store: Store, env: Env) -> list[SubscriptionStatus]:
 def status_in(tx: StoreTx, env: Env, lag_max: int = LAG_MAX) -> list[SubscriptionStatus]:
     """The same in a snapshot of the caller's."""
     waiting = {name: count for name, count, *_ in tx.sql.all("scheduled_backlog", {"now": env.clock.now()})}
-    return [_of(tx, row, tx.progress.get(row.id), env, waiting, lag_max) for row in tx.progress.all()]
+    not_run = _not_run(tx, env)
+    return [
+        replace(
+            _of(tx, row, tx.progress.get(row.id), env, waiting, lag_max), not_run_by=tuple(not_run.get(row.name, ()))
+        )
+        for row in tx.progress.all()
+    ]
 
 
 def fullest_lanes(tx: StoreTx, least: int) -> list[FullLane]:
@@ -129,6 +150,7 @@ def _of(
     unapplied = [at for at in (oldest, held) if at is not None]
     held_by, dead = lease_state(progress, env)
     owned, silent = held_by is State.HELD, held_by is State.EXPIRED and not dead
+    version, reservation = version_of(tx, row.id)
     return SubscriptionStatus(
         subscription=row.name, kind=row.kind, source=row.source, order=row.ordering, position=progress.position,
         lag_events=max(0, lag), lag_seconds=0.0 if oldest is None else max(0.0, now - oldest),
@@ -143,12 +165,28 @@ def _of(
         rebuilding_until=progress.quiet_until if progress.position < progress.quiet_until else None,
         last_id=progress.anchor, last_type=progress.last_type,
         last_time=None if progress.last_time_us is None else progress.last_time_us / 1e6,
-        settled_at=progress.settled_at,
+        settled_at=progress.settled_at, version=version,
+        reserved_by=reservation.owner if _is_reserved(reservation, env) else None,
     )  # fmt: skip
 
 
 def _holds(tx: StoreTx, row: Subscribed, now: float) -> int:
     return 0 if row.kind in WITHOUT_KEYS else sum(hold.ends_at(now) > now for hold in holds_of(tx.sql, row.id))
+
+
+def _is_reserved(reservation: Reservation, env: Env) -> bool:
+    dead = reservation.owner is not None and env.owner_is_dead(reservation.owner)
+    return reservation.holds(me="", now=env.clock.now(), owner_is_dead=dead)
+
+
+def _not_run(tx: StoreTx, env: Env) -> dict[str, list[NotRun]]:
+    """By subscription: the living workers that may not run it, and why."""
+    found: dict[str, list[NotRun]] = {}
+    for owner, *_, waits in tx.sql.all("workers_all"):
+        for name, reason in json.loads(waits).items():
+            if not env.owner_is_dead(owner):
+                found.setdefault(name, []).append(NotRun(short_name(owner), reason))
+    return found
 
 
 def _log_lag(tx: StoreTx, row: Subscribed, progress: ProgressRow, limit: int) -> tuple[int, float | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from redrive.errors import UsageError
 from redrive.event import check_subscription, from_row
@@ -16,6 +17,7 @@ from redrive.replay.deed import Nothing, Operator, find, need_function, need_rea
 from redrive.replay.letters import KeyOf
 from redrive.replay.seek import Sought
 from redrive.runner.call import find_key
+from redrive.store.declared import declare, stored_of
 from redrive.store.filters import change_filter
 from redrive.store.identity import keep_identity
 from redrive.store.port import StoreTx, Subscribed
@@ -53,13 +55,22 @@ class SubscriptionDesk:
         self._operator.tell("rename", new, old)
 
     def accept_from_now(self, name: str, reason: str, types: Sequence[str] | None = None) -> int:
-        """Ask for these types (those declared) from the present position on; what lies below it stays unasked."""
+        """Ask for these types (those declared) from the present position on; what lies below it stays unasked.
+
+        Without `types`, the version that the program declares is taken over as well: what is there stays as it is.
+        """
         need_reason("accept-from-now", reason)
-        types = self._declaration(name).types if types is None else types
+        declared = self._declaration(name) if types is None else None
+        types = declared.types if declared is not None else types or ()
         with self._acting(name) as (tx, row):
             former = tx.progress.filters(row.id)[-1][1]
             position = change_filter(tx, need_function(row), sorted(types))
-            details = {"former": former, "types": sorted(types)}
+            details: dict[str, Any] = {"former": former, "types": sorted(types)}
+            if declared is not None:
+                was = stored_of(tx, row.id)[0].version
+                if was != declared.version:
+                    details["version"] = {"former": was, "now": declared.version}
+                declare(tx, row, declared.declaration, by_operator=True)
             self._operator.audit(tx, "accept-from-now", name, f"position {position}", reason, details)
         self._operator.tell("accept-from-now", name, f"position {position}")
         return position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redrive.clock import Env, short_name
 from redrive.store.port import Store, StoreTx
@@ -35,6 +35,7 @@ class Worker:
     state: str  # working, standby (owns nothing), silent (late with its sign of life), dead
     runs: tuple[str, ...]
     owns: tuple[Owned, ...]
+    waits: dict[str, str] = field(default_factory=dict)  # subscriptions that it may not run, and why
 
 
 def workers(store: Store, env: Env, lease: float) -> list[Worker]:
@@ -52,8 +53,9 @@ def workers_in(tx: StoreTx, env: Env, lease: float) -> list[Worker]:
         Worker(
             owner, short_name(owner), version, started_at, seen_at,
             _state(env, owner, seen_at > since, owner in owned), tuple(json.loads(runs)), tuple(owned.pop(owner, ())),
+            json.loads(waits),
         )
-        for owner, version, started_at, seen_at, runs in known
+        for owner, version, started_at, seen_at, runs, waits in known
     ]  # fmt: skip
     for owner, left in owned.items():  # its row was dropped long ago, and nobody has taken over since
         state = "dead" if env.owner_is_dead(owner) else "silent"

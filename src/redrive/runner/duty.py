@@ -124,6 +124,7 @@ class Duty:
         self.known_versions: deque[int] = deque()  # what we knew at the last renewals, the oldest first
         self.unsure = 0  # so many events that are still to land may have been in flight when a process died
         self.paused = self.durable = False
+        self.reserved = False  # is the subscription reserved for this process, which rebuilds it?
         self.suspects: set[int] = set()
         self.charges: dict[int, int] = {}
         self.edits: dict[int, tuple[int, bytes]] = {}
@@ -157,7 +158,6 @@ class Duty:
         one = self.subscription
         self.emitter = Emitter(identity(tx, self.row), self.engine.types, env, one.outboxes, one.runtime)
         self._check_anchor(tx, row.position, row.anchor)
-        self._check_declared(tx)
         done = tx.progress.done.all(self.member)
         elsewhere = set(tx.progress.done.of(self.id, row.position)) - set(done) if self.share.partitions > 1 else ()
         self.window = Window(row.position, done, elsewhere)
@@ -315,18 +315,6 @@ class Duty:
     def event(self, row: Any) -> Event[Any]:
         """The event of a row."""
         return edited(self, from_row(row, self.engine.types))
-
-    def _check_declared(self, tx: StoreTx) -> None:
-        """Does the store still hold what we declared? A newer version of the program may have said otherwise."""
-        types, order = sorted(tx.progress.filters(self.id)[-1][1]), self.subscription.order
-        known = next(row for row in tx.progress.all() if row.id == self.id)
-        count = len(tx.progress.members(self.id))
-        if types != sorted(self.subscription.types) or known.ordering != order or count != self.share.partitions:
-            raise Halted(
-                f"{self.subscription.name}: another version of this program declares it with types "
-                f"{', '.join(types) or '(all)'}, order {known.ordering!r} and {count} partitions; "
-                "restart this one with that version"
-            )
 
     def _check_anchor(self, tx: StoreTx, position: int, anchor: str | None) -> None:
         """Is this the log whose events we settled? A restored backup reuses positions."""

@@ -33,8 +33,13 @@ async def supervised(
     heal: Heal,
     trim: Trim,
     upkeep: Steps | None,
+    *,
+    strict: bool = False,
 ) -> AsyncIterator[Supervisor]:
-    """Enrol the subscriptions, enter the lifespan, and hand over a supervisor that is woken by this process."""
+    """Enrol the subscriptions, enter the lifespan, and hand over a supervisor that is woken by this process.
+
+    `strict`: nothing runs unless every subscription fits the store.
+    """
     loop = asyncio.get_running_loop()
     if runtime.is_running:
         raise UsageError("this app is running already in this process")
@@ -59,10 +64,10 @@ async def supervised(
     )  # fmt: skip
     if is_tracing():
         subscriptions = [with_spans(subscription) for subscription in subscriptions]
-    work = enroll(engine, subscriptions)
-    sinks = [subscription.sink for subscription, _ in work.values() if subscription.sink is not None]
+    enrolled = enroll(engine, subscriptions, strict=strict)
+    sinks = [subscription.sink for subscription, _ in enrolled.rows.values() if subscription.sink is not None]
     async with entered(lifespan()) as runtime.deps, opened(sinks):
-        supervisor = Supervisor(engine, Bridge(runtime.store), work, heal, trim, upkeep, threads=not runtime.inline)
+        supervisor = Supervisor(engine, Bridge(runtime.store), enrolled, heal, trim, upkeep, threads=not runtime.inline)
         stoppable.append(supervisor)
         runtime.read_by(supervisor.appended, loop)
         runtime.supervisor = supervisor

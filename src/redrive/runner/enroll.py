@@ -1,21 +1,26 @@
 """Enrol: make what the program declares agree with what the store remembers, or refuse and name the fix.
 
-One transaction for all subscriptions of an app, before any of them runs. Nothing is downgraded
-silently: a promise that can no longer be kept is an error at start.
+One transaction for all subscriptions of an app that fit, before any of them runs. Nothing is downgraded
+silently. A new subscription that cannot start is an error at start. A known one that does not fit the store keeps only
+itself from running, unless the caller is strict: the others start without it, and it is tried again.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from redrive.errors import RedriveError, UsageError
+from redrive.errors import Differs, RedriveError, Unfit, UsageError
 from redrive.event import from_row
+from redrive.policy.declaration import Declaration, Stored, differences, explained, is_other_code
 from redrive.policy.patterns import matches
 from redrive.runner.call import attempt, find_key
 from redrive.runner.duty import Engine
+from redrive.runner.leases import check_reservation
+from redrive.store.declared import declare, stored_of
 from redrive.store.filters import Asked, change_filter
 from redrive.store.identity import choose_identity
 from redrive.store.port import StoreTx, Subscribed
@@ -28,9 +33,41 @@ from redrive.subscription import Subscription
 TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
-def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, tuple[Subscription, Subscribed]]:
-    """Register new subscriptions, check known ones."""
-    declared = list(subscriptions)
+@dataclass(slots=True)
+class Enrolled:
+    """The subscriptions of a program, each with its row, and those of them that may not run yet."""
+
+    rows: dict[str, tuple[Subscription, Subscribed]]
+    refused: dict[str, Unfit | Differs] = field(default_factory=dict)
+
+
+def enroll(engine: Engine, subscriptions: Iterable[Subscription], *, strict: bool = False) -> Enrolled:
+    """Register new subscriptions, check known ones. `strict`: raise Unfit if one does not fit the store."""
+    declared, refused = list(subscriptions), dict[str, Unfit | Differs]()
+    while True:
+        try:
+            rows = _enroll(engine, declared, refused)
+        except Differs as error:
+            refused[error.subscription] = error
+        except Unfit as error:
+            if strict:
+                raise
+            refused[error.subscription] = error
+        else:
+            return Enrolled(rows, refused)
+
+
+def admit(engine: Engine, subscription: Subscription, row: Subscribed) -> None:
+    """Check a known subscription once more, and declare it as this program does: Unfit or Differs if it may not run."""
+    with engine.store.transaction() as tx:
+        tx.sql.claim((BOOKS,))
+        _check_known(engine, tx, subscription, row)
+
+
+def _enroll(
+    engine: Engine, declared: Iterable[Subscription], refused: Mapping[str, Unfit | Differs]
+) -> dict[str, tuple[Subscription, Subscribed]]:
+    """All but those that were refused, in one transaction: nothing is written if another one is refused."""
     with engine.store.transaction() as tx:
         tx.sql.claim((BOOKS,))  # other workers may start at the same moment
         known = {row.name: row for row in tx.progress.all()}
@@ -44,18 +81,75 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription]) -> dict[str, t
                 if subscription.source in fed:
                     _check_landed(tx, subscription)
                 _check_has_come(engine, tx, subscription)
-            else:
-                check_declared(tx, subscription, row)
-                _check_keys(engine, tx, subscription, row)
-            error = attempt(check_tables, tx, subscription, row)  # the columns are the user's
-            if isinstance(error, RedriveError) or (error is not None and engine.store.is_the_world(error)):
-                raise error
-            if error is not None:
-                raise UsageError(f"{row.name}: tables={dict(subscription.tables)!r}: {error}; correct it") from error
-            if (name := subscription.breaker_name) is not None:
-                tx.guards.declare(name)
+                _enter(engine, tx, subscription, row)
+            elif subscription.name not in refused:
+                _check_known(engine, tx, subscription, row)
             rows[subscription.name] = (subscription, row)
     return rows
+
+
+def _check_known(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+    """Unfit or Differs, with the name of the subscription, if it may not run."""
+    try:
+        stored = _check_free(engine, tx, subscription, row)
+        _check_version(tx, subscription, row, stored)
+        check_declared(tx, subscription, row)
+        _check_keys(engine, tx, subscription, row)
+        _enter(engine, tx, subscription, row, stored)
+    except Differs as error:
+        error.subscription = subscription.name
+        raise
+    except UsageError as error:
+        unfit = Unfit(str(error))
+        unfit.subscription = subscription.name
+        raise unfit from error
+
+
+def _check_free(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed) -> Stored:
+    """What is declared so far. While a rebuild goes on, a program that starts may declare no other function."""
+    stored, reservation = stored_of(tx, row.id)
+    check_reservation(engine, subscription.name, reservation, tx.progress.now(engine.env.clock))
+    progress = tx.progress.get(row.id)
+    is_rebuilt = stored.by_operator and progress.position < progress.quiet_until
+    if is_rebuilt and is_other_code(subscription.declaration, stored):
+        raise Differs(
+            f"{explained(row.name, differences(subscription.declaration, stored))}, or start the rebuild over with "
+            f"this one: redrive rebuild {row.name} --app MODULE:APP"
+        )
+    return stored
+
+
+def _enter(
+    engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed, stored: Stored | None = None
+) -> None:
+    """What is the same for new and known subscriptions: tables, breaker, and what is declared from now on."""
+    error = attempt(check_tables, tx, subscription, row)  # the columns are the user's
+    if isinstance(error, RedriveError) or (error is not None and engine.store.is_the_world(error)):
+        raise error
+    if error is not None:
+        raise UsageError(f"{row.name}: tables={dict(subscription.tables)!r}: {error}; correct it") from error
+    if (name := subscription.breaker_name) is not None:
+        tx.guards.declare(name)
+    _declare(tx, subscription.declaration, row, stored)
+
+
+def _declare(tx: StoreTx, mine: Declaration, row: Subscribed, stored: Stored | None) -> None:
+    """Store the declaration of this program. Older workers can take no lease from now on.
+
+    The present owner goes on: to fence it would repeat the calls that it has under way. Another key function fences it,
+    because the letters that it writes would wait in other lanes.
+    """
+    if stored is not None and not differences(mine, stored) and _is_complete(mine, stored):
+        return
+    by_operator = stored is not None and stored.by_operator and not is_other_code(mine, stored)
+    declare(tx, row, mine, by_operator=by_operator)
+    if stored is not None and stored.key not in (None, mine.key):
+        tx.sql.run("epoch_bump", {"subscription": row.id})
+
+
+def _is_complete(mine: Declaration, stored: Stored) -> bool:
+    """Does the store have every part of the declaration? One from an older format does not."""
+    return stored.key is not None and stored.tables is not None and (stored.version or mine.version) == stored.version
 
 
 def _add(engine: Engine, tx: StoreTx, subscription: Subscription, orphans: list[Subscribed]) -> Subscribed:
@@ -157,6 +251,20 @@ def check_declared(tx: StoreTx, subscription: Subscription, row: Subscribed) -> 
     _check_filter(tx, subscription, row)
     if len(tx.progress.members(row.id)) != subscription.partitions:
         repartition(tx, row, subscription.partitions)
+
+
+def _check_version(tx: StoreTx, subscription: Subscription, row: Subscribed, stored: Stored) -> None:
+    """The tables of a projection were filled by one version of its function, and are not filled on by another."""
+    mine = subscription.version
+    is_begun = tx.progress.get(row.id).position > tx.progress.filters(row.id)[0][0]
+    if subscription.kind != "projection" or stored.version in (None, mine) or not is_begun:
+        return
+    here = "no version" if mine is None else f"version {mine!r}"
+    raise UsageError(
+        f"{row.name!r}: version {stored.version!r} of the function has filled its tables, this program declares "
+        f"{here}. `redrive rebuild {row.name} --app MODULE:APP` fills them anew, "
+        f"`redrive accept-from-now {row.name} --app MODULE:APP --reason …` keeps what is there"
+    )
 
 
 def _check_state(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:

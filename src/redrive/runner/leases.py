@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from redrive.errors import Fenced, Halted
+from redrive.clock import short_name
+from redrive.errors import Differs, Fenced
 from redrive.failpoints import hit
 from redrive.observe import signals as sig
+from redrive.policy.declaration import Reservation, differences, explained, is_other_code
 from redrive.policy.lease import Lease, may_take
 from redrive.runner import open_letters
 from redrive.runner.duty import Duty, Engine
 from redrive.runner.open_letters import DELAY_MAX
-from redrive.store.port import ProgressRow, Subscribed
+from redrive.store.declared import renew_reservation, stored_of
+from redrive.store.port import ProgressRow, StoreTx, Subscribed
 from redrive.store.progress import member_of
 from redrive.subscription import Subscription
 
@@ -36,16 +39,16 @@ def take(
 
     `watched` is the lease that was seen last, and how long ago it was first seen: that one may be known to
     stand still. Progress and done rows are loaded in the transaction that bumps the epoch, letters after its commit.
+    Declarations are compared in that transaction, which holds the subscription's row: Differs if this process must
+    stand by.
     """
     env, length, member = engine.env, engine.settings.lease, member_of(row.id, partition)
     with engine.store.reading() as tx:
         now = tx.progress.now(env.clock)
         members = {one.member: one for one in tx.progress.members(row.id)}
-    if len(members) != subscription.partitions:
-        raise Halted(
-            f"{subscription.name}: another version of this program declares it with {len(members)} partitions, not "
-            f"{subscription.partitions}; restart this one with that version"
-        )
+        check_agrees(engine, tx, subscription, row, now)  # without the write lock; the transaction asks again
+    if member not in members:
+        raise Fenced(f"{subscription.name}: its partitions have just changed")
     seen = lease_of(members[member])
     if not _allowed(engine, seen, now, watched_for if seen == watched else 0.0):
         return seen
@@ -61,7 +64,9 @@ def take(
             taken = tx.sql.one("lease_take", values)
             if taken is None:
                 raise Fenced(f"{subscription.name}: somebody else took the lease")
+            reservation = check_agrees(engine, tx, subscription, row, now)
             duty = Duty(engine, subscription, row, taken[0], partition)
+            duty.reserved = reservation.owner == env.owner
             unless_taken.callback(leave, duty)
             duty.load(tx, former)
             hit("lease.before_commit")
@@ -71,6 +76,24 @@ def take(
     hit("lease.committed")
     engine.signals.tell([sig.LeaseTaken(subscription.name, duty.epoch, duty.horizon > 0 or bool(duty.suspects))])
     return duty
+
+
+def check_agrees(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed, now: float) -> Reservation:
+    """Raise Differs if another process has reserved the subscription, or if we declare it otherwise than the store."""
+    stored, reservation = stored_of(tx, row.id)
+    check_reservation(engine, subscription.name, reservation, now)
+    mine = subscription.declaration
+    if found := differences(mine, stored):
+        may_declare = not (stored.by_operator and is_other_code(mine, stored))
+        raise Differs(explained(subscription.name, found), may_declare=may_declare)
+    return reservation
+
+
+def check_reservation(engine: Engine, name: str, reservation: Reservation, now: float) -> None:
+    """Raise Differs if another living process has reserved the subscription."""
+    env, owner = engine.env, reservation.owner
+    if owner is not None and reservation.holds(me=env.owner, now=now, owner_is_dead=env.owner_is_dead(owner)):
+        raise Differs(f"{name}: {short_name(owner)} rebuilds it; until that is done, other workers wait")
 
 
 def _allowed(engine: Engine, lease: Lease, now: float, unchanged_for: float) -> bool:
@@ -98,6 +121,8 @@ def renew(duty: Duty) -> None:
             raise Fenced(f"{duty.subscription.name}: the lease was taken over")
         if (read := _read_by_all(duty)) is not None:
             tx.letters.changes.forget(duty.id, read)
+        if duty.reserved:
+            duty.reserved = renew_reservation(tx, duty.id, engine.env.owner, now)
     fresh_version, paused = row
     duty.paused = bool(paused)
     if set_back:

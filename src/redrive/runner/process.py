@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from redrive.app import App
 
 
-def run_process(app: App, *, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> str:
+def run_process(
+    app: App, *, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str], strict: bool = False
+) -> str:
     """Block until told to stop, or until nothing is left to do; why it ended. Raise `Halted` as `App.run` does."""
     if asyncio._get_running_loop() is not None:
         raise UsageError("app.run() blocks, and an event loop runs here already: `await app.serve()`")
     log_to_stderr(app.runtime.settings.log_format)
-    return asyncio.run(_serve(app, until_idle, only, exclude))
+    return asyncio.run(_serve(app, until_idle, only, exclude, strict=strict))
 
 
-async def _serve(app: App, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str]) -> str:
+async def _serve(
+    app: App, until_idle: bool, only: Iterable[str] | None, exclude: Iterable[str], *, strict: bool
+) -> str:
     loop = asyncio.get_running_loop()
-    async with app._supervised(only, exclude) as supervisor:
+    async with app._supervised(only, exclude, strict=strict) as supervisor:
         asked = 0
 
         def count(number: int, _: object) -> None:

@@ -16,6 +16,7 @@ from redrive.store.progress import partition_of
 from redrive.subscription import Subscription
 from redrive.version import VERSION
 
+NOTHING: Mapping[str, str] = {}
 FORGET_AFTER = 10.0  # lease times; until then `redrive workers` shows who has fallen silent
 
 
@@ -28,23 +29,24 @@ class Roster:
         self._started_at = engine.env.clock.now()
         self._quota: dict[str, dict[str, int]] = {}
         self._owners: dict[str, dict[int, str | None]] = {}
+        self._run_elsewhere: set[str] = set()
 
     @property
     def interval(self) -> float:
         """Seconds between two beats: two may fail before anybody thinks us dead."""
         return self._engine.settings.lease / 3
 
-    def beat(self, runs: Mapping[str, int]) -> None:
+    def beat(self, runs: Mapping[str, int], waits: Mapping[str, str] = NOTHING) -> None:
         """Say that we live and run these subscriptions, in so many partitions, and look who else does.
 
-        Runs where writing happens.
+        `waits`: subscriptions that we may not run, and why. Runs where writing happens.
         """
         env, lease = self._engine.env, self._engine.settings.lease
         with self._engine.store.transaction() as tx:
             now = tx.progress.now(env.clock)
             mine = {
                 "owner": env.owner, "version": VERSION, "started_at": self._started_at, "now": now,
-                "runs": json.dumps(dict(sorted(runs.items()))),
+                "runs": json.dumps(dict(sorted(runs.items()))), "waits": json.dumps(dict(sorted(waits.items()))),
             }  # fmt: skip
             tx.sql.run("worker_beat", mine)
             tx.sql.run("workers_forget", {"before": now - FORGET_AFTER * lease})
@@ -54,14 +56,16 @@ class Roster:
         """We stop: the others need not wait until they miss us."""
         with self._engine.store.transaction() as tx:
             tx.sql.run("worker_leave", {"owner": self._engine.env.owner})
+            tx.sql.run("reservations_end", {"owner": self._engine.env.owner})
 
     def _look(self, tx: StoreTx, since: float) -> None:
         env = self._engine.env
         live = {
             owner: json.loads(runs)
-            for owner, _, _, seen_at, runs in tx.sql.all("workers_all")
+            for owner, _, _, seen_at, runs, _ in tx.sql.all("workers_all")
             if owner == env.owner or (seen_at > since and not env.owner_is_dead(owner))
         }
+        self._run_elsewhere = {name for owner, runs in live.items() if owner != env.owner for name in runs}
         for name, row in self._shared.items():
             self._owners[name] = {partition_of(one.member): one.owner for one in tx.progress.members(row.id)}
             count = len(self._owners[name])
@@ -74,6 +78,10 @@ class Roster:
         if me not in self._quota.get(name, {}):
             return True
         return may_want(self._with(name, owned), self._quota[name], me)
+
+    def is_run_elsewhere(self, name: str) -> bool:
+        """Does another living process run this subscription, or wait for its lease?"""
+        return name in self._run_elsewhere
 
     def surplus(self, name: str, owned: Mapping[int, bool]) -> list[int]:
         """Which of these partitions others should have; with each, whether it is stuck."""

@@ -10,12 +10,12 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
-from redrive.errors import CommitUnknown, Fenced, Halted, NotBegun, StoreError, is_conflict
+from redrive.errors import CommitUnknown, Differs, Fenced, Halted, NotBegun, StoreError, Unfit, is_conflict
 from redrive.mirrors.port import LETTERS
 from redrive.observe import signals as sig
 from redrive.policy.halting import HALTED
@@ -25,6 +25,7 @@ from redrive.runner import leases
 from redrive.runner.bridge import Bridge, ask
 from redrive.runner.deliver import DeliveryLoop
 from redrive.runner.duty import Duty, Engine
+from redrive.runner.enroll import Enrolled, admit
 from redrive.runner.healing import Heal, Healing, Steps
 from redrive.runner.land import LandingLoop
 from redrive.runner.loop import HandlerLoop, Loop, ProjectionLoop
@@ -62,7 +63,7 @@ class Supervisor:
         self,
         engine: Engine,
         bridge: Bridge,
-        work: Mapping[str, tuple[Subscription, Subscribed]],
+        enrolled: Enrolled,
         heal: Heal,
         trim: Trim,
         upkeep: Steps | None = None,
@@ -72,14 +73,16 @@ class Supervisor:
         self.engine, self.bridge = engine, bridge
         self.posts = {
             name if subscription.partitions == 1 else f"{name}/{partition}": Post(subscription, row, partition)
-            for name, (subscription, row) in work.items()
+            for name, (subscription, row) in enrolled.rows.items()
             for partition in range(subscription.partitions)
         }
         # Who lands something in a log does not read it.
         engine.standing.read_by(
             Counter(post.subscription.source for post in self.posts.values() if post.subscription.origin is None)
         )
-        self.roster = Roster(engine, work)
+        self.roster = Roster(engine, enrolled.rows)
+        self._refused = set(enrolled.refused)  # subscriptions that are to be checked once more before they run
+        self._unclaimed: dict[str, float] = {}  # by name: since when no living process declares what the store has
         self.scheduler = Scheduler(engine, bridge, pause=engine.settings.poll_max if threads else 0.0)
         self._resting: asyncio.Event | threading.Event = threading.Event() if threads else asyncio.Event()
         self.wakes = {post: Wake(self._resting) for post in self.posts}
@@ -232,10 +235,14 @@ class Supervisor:
 
     async def _beat(self) -> None:
         """Say that we live; hand over what others should have by now."""
-        stuck = {self.posts[post].subscription.name for post, why in self.waiting.items() if why != STANDBY}
+        stuck = {
+            self.posts[post].subscription.name: why.partition(": ")[2]
+            for post, why in self.waiting.items()
+            if why != STANDBY
+        }
         declared = {post.subscription.name: post.subscription.partitions for post in self.posts.values()}
         runs = {name: count for name, count in declared.items() if name not in stuck}
-        await self._quietly(lambda: self.roster.beat(runs))
+        await self._quietly(lambda: self.roster.beat(runs, stuck))
         for name in self.roster.shared:
             for partition in self.roster.surplus(name, self._owned(name)):
                 self.loops[f"{name}/{partition}"].stop()
@@ -263,6 +270,9 @@ class Supervisor:
             reason = ""
             taken: Duty | Lease | None = None
             try:
+                if name in self._refused:
+                    await self.bridge.run(partial(admit, self.engine, subscription, row))
+                    self._refused.discard(name)
                 since = clock.monotonic() - seen_at
                 if self.roster.may_take(name, self._owned(name)):
                     taken = await self.bridge.run(partial(
@@ -271,6 +281,7 @@ class Supervisor:
                 if not isinstance(taken, Duty):
                     if taken != seen:
                         seen, seen_at = taken, clock.monotonic()
+                    self._wait_for(post, STANDBY)
                     await self._stand_by(post)
                     continue
                 if self.waiting.pop(post, "").startswith(HALTED):
@@ -283,6 +294,10 @@ class Supervisor:
                         halt_wait = settings.halt_wait
             except Fenced:
                 seen, seen_at = None, clock.monotonic()
+            except Differs as error:
+                await self._differ(post, error)
+            except Unfit as error:
+                reason = str(error)
             except (StoreError, Halted) as error:
                 reason = str(error)
                 is_lost = isinstance(error, CommitUnknown | NotBegun)
@@ -302,7 +317,6 @@ class Supervisor:
 
     async def _stand_by(self, post: str) -> None:
         """Until the lease is worth another look."""
-        self._wait_for(post, STANDBY)
         await self.wakes[post].wait(min(self.engine.settings.lease / 4, 0.5))
         while not self.stopping:
             looks = STANDBY_LOOKS.take(self._looked.get(post, FULL), self.engine.env.clock.monotonic())
@@ -310,6 +324,34 @@ class Supervisor:
             if looks.granted:
                 break
             await self._unless_stopped(looks.wait)
+
+    async def _differ(self, post: str, error: Differs) -> None:
+        """Wait until the store agrees with this program. Log and show the reason when it is new."""
+        name, why = self.posts[post].subscription.name, f"{STANDBY}: {error}"
+        partitions = [other for other, one in self.posts.items() if one.subscription.name == name]
+        is_new = why not in [self.waiting.get(other) for other in partitions]
+        self._wait_for(post, why)
+        if is_new:
+            self.engine.signals.tell([sig.StandingBy(name, str(error))])
+            await self._beat()
+        if error.may_declare and self._is_unclaimed(name):
+            self._refused.add(name)
+        await self._stand_by(post)
+
+    def _is_unclaimed(self, name: str) -> bool:
+        """Has no other living process declared what the store has, for the length of a lease?
+
+        Those that did are gone, as after a deployment that was taken back. Then this process declares it again, as if
+        it had just been started. Otherwise no process would run the subscription.
+        """
+        now = self.engine.env.clock.monotonic()
+        if self.roster.is_run_elsewhere(name):
+            self._unclaimed.pop(name, None)
+            return False
+        if now - self._unclaimed.setdefault(name, now) < self.engine.settings.lease:
+            return False
+        self._unclaimed[name] = now  # if it is refused, it is tried again as much later
+        return True
 
     async def _work(self, post: str, duty: Duty) -> None:
         wake, name = self.wakes[post], duty.subscription.name

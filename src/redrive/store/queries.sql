@@ -80,6 +80,31 @@ UPDATE redrive_subscriptions SET name = :new WHERE name = :old
 -- name: subscription_reorder
 UPDATE redrive_subscriptions SET ordering = :ordering, kind = :kind WHERE id = :subscription
 
+-- name: declaration_get
+SELECT ordering, version, key_function, declared_tables, declared_by_operator, reserved_by, reserved_until,
+       (SELECT count(*) FROM redrive_progress p WHERE p.subscription = s.id)
+FROM redrive_subscriptions s WHERE id = :subscription
+
+-- name: declaration_set
+UPDATE redrive_subscriptions SET version = :version, key_function = :key, declared_tables = :tables,
+       declared_by_operator = :by_operator
+WHERE id = :subscription
+
+-- name: reservation_set
+UPDATE redrive_subscriptions SET reserved_by = :owner, reserved_until = :until WHERE id = :subscription
+
+-- name: reservation_renew
+-- No row: the rebuild is done, or the reservation is another process's.
+UPDATE redrive_subscriptions SET reserved_until = :until WHERE id = :subscription AND reserved_by = :owner
+  AND EXISTS (SELECT 1 FROM redrive_progress p WHERE p.subscription = :subscription AND p.position < p.quiet_until)
+
+-- name: reservation_end
+UPDATE redrive_subscriptions SET reserved_by = NULL, reserved_until = 0 WHERE id = :subscription AND reserved_by = :owner
+
+-- name: reservations_end
+-- A process that stops reserves nothing any more.
+UPDATE redrive_subscriptions SET reserved_by = NULL, reserved_until = 0 WHERE reserved_by = :owner
+
 -- name: progress_add
 INSERT INTO redrive_progress (member, subscription, position, anchor, started_from)
 VALUES (:member, :subscription, :position, :anchor, :position)
@@ -139,7 +164,7 @@ DELETE FROM redrive_workers WHERE owner = :owner
 DELETE FROM redrive_workers WHERE seen_at < :before
 
 -- name: workers_all
-SELECT owner, version, started_at, seen_at, runs FROM redrive_workers ORDER BY started_at, owner
+SELECT owner, version, started_at, seen_at, runs, waits FROM redrive_workers ORDER BY started_at, owner
 
 -- name: members_owned
 -- Who owns what, and since when.
@@ -930,11 +955,14 @@ INSERT INTO redrive_events (position, log, id, type, key, version, schema, time_
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: copy_subscriptions
-SELECT id, name, kind, source, ordering, created_at FROM redrive_subscriptions WHERE id > ? ORDER BY id LIMIT ?
+-- Without reservations: every worker has been stopped.
+SELECT id, name, kind, source, ordering, created_at, version, key_function, declared_tables, declared_by_operator
+FROM redrive_subscriptions WHERE id > ? ORDER BY id LIMIT ?
 
 -- name: paste_subscriptions
-INSERT INTO redrive_subscriptions (id, name, kind, source, ordering, created_at)
-VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO redrive_subscriptions (id, name, kind, source, ordering, created_at, version, key_function, declared_tables,
+       declared_by_operator)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: copy_progress
 -- Not who owned it: what is moved has been stopped. The epoch goes on from where it was.

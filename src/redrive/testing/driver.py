@@ -94,7 +94,7 @@ class Driver:
             self._serving.result()
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
-        async with self._app._supervised(self._only, ()) as supervisor:
+        async with self._app._supervised(self._only, (), strict=True) as supervisor:
             self.supervisor = supervisor
             ready.set_result(None)
             await supervisor.run()

@@ -3,6 +3,14 @@
 
 -- Declarations and reservations.
 
+ALTER TABLE redrive.subscriptions ADD COLUMN version text;            -- of the function, as declared last; NULL: none
+ALTER TABLE redrive.subscriptions ADD COLUMN key_function text;       -- the name of what gives the key; NULL: unknown
+ALTER TABLE redrive.subscriptions ADD COLUMN declared_tables text;    -- JSON list of names; NULL: unknown
+ALTER TABLE redrive.subscriptions ADD COLUMN declared_by_operator integer NOT NULL DEFAULT 0;
+ALTER TABLE redrive.subscriptions ADD COLUMN reserved_by text;        -- the process that rebuilds it
+ALTER TABLE redrive.subscriptions ADD COLUMN reserved_until double precision NOT NULL DEFAULT 0;
+ALTER TABLE redrive.workers ADD COLUMN waits text NOT NULL DEFAULT '{}';    -- JSON: subscriptions it may not run, and why
+
 -- Lost connections.
 
 -- Counters of causes.

@@ -191,8 +191,9 @@ UPDATE redrive_progress SET lease_until = redrive.clock() + (:until::float8 - :n
 WHERE member = :member AND epoch = :epoch RETURNING parked_version, paused
 
 -- name: worker_beat
-INSERT INTO redrive_workers AS w VALUES (:owner, :version, redrive.clock() - (:now::float8 - :started_at::float8), redrive.clock(), :runs)
-ON CONFLICT (owner) DO UPDATE SET seen_at = excluded.seen_at, runs = excluded.runs
+INSERT INTO redrive_workers AS w (owner, version, started_at, seen_at, runs, waits)
+VALUES (:owner, :version, redrive.clock() - (:now::float8 - :started_at::float8), redrive.clock(), :runs, :waits)
+ON CONFLICT (owner) DO UPDATE SET seen_at = excluded.seen_at, runs = excluded.runs, waits = excluded.waits
 
 -- name: progress_reset
 UPDATE redrive_progress SET position = :position, anchor = :anchor, epoch = epoch + 1, parked_version = parked_version + 1,

@@ -3,6 +3,14 @@
 
 -- Declarations and reservations.
 
+ALTER TABLE redrive_subscriptions ADD COLUMN version TEXT;            -- of the function, as declared last; NULL: none
+ALTER TABLE redrive_subscriptions ADD COLUMN key_function TEXT;       -- the name of what gives the key; NULL: unknown
+ALTER TABLE redrive_subscriptions ADD COLUMN declared_tables TEXT;    -- JSON list of names; NULL: unknown
+ALTER TABLE redrive_subscriptions ADD COLUMN declared_by_operator INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE redrive_subscriptions ADD COLUMN reserved_by TEXT;        -- the process that rebuilds it
+ALTER TABLE redrive_subscriptions ADD COLUMN reserved_until REAL NOT NULL DEFAULT 0;
+ALTER TABLE redrive_workers ADD COLUMN waits TEXT NOT NULL DEFAULT '{}';    -- JSON: subscriptions it may not run, and why
+
 -- Lost connections.
 
 -- Counters of causes.

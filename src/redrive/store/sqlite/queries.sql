@@ -197,8 +197,9 @@ UPDATE redrive_progress SET lease_until = :until, lease_set_at = :now WHERE memb
 RETURNING parked_version, paused
 
 -- name: worker_beat
-INSERT INTO redrive_workers VALUES (:owner, :version, :started_at, :now, :runs)
-ON CONFLICT (owner) DO UPDATE SET seen_at = excluded.seen_at, runs = excluded.runs
+INSERT INTO redrive_workers (owner, version, started_at, seen_at, runs, waits)
+VALUES (:owner, :version, :started_at, :now, :runs, :waits)
+ON CONFLICT (owner) DO UPDATE SET seen_at = excluded.seen_at, runs = excluded.runs, waits = excluded.waits
 
 -- name: progress_reset
 -- Epochs never restart: the former owner, if any, is fenced by this very statement.

@@ -32,6 +32,7 @@ class Checker:
         self.tail: list[str] = []
         self.announced: dict[int, int] = {}  # letters that were said to be dead, with the attempt
         self._found_right: dict[str, tuple[Any, ...]] = {}  # by the name of a check, what it looked at
+        self._oldest = (0, 0)  # of the effects after this one none is of an older version than this
         self.rebuilt = False  # an operator took the subscription back: what was applied may be applied again
 
     # ------------------------------------------------------------ after a commit
@@ -50,14 +51,29 @@ class Checker:
         rewound = not worker and now.epoch > before.epoch and now.position <= before.position
         if rewound:
             self.rebuilt = True
+            self._look_at_version()
             now = self.seen = self._forget(now.position)
         grown = not rewound and now.effects[: len(before.effects)] == before.effects
         self._check_effects(now, before.effects if grown else ())
+        if self.options.versions and worker:
+            self._check_versions()
         self._check_ledger(now)
         self._check_letters(now)
         self._check_derived(now)
         if self.world.commits % VERIFY_EVERY == 0:
             self.verify()
+
+    def _look_at_version(self) -> None:
+        """An operator may have declared a newer version: nothing is applied by an older one from here on."""
+        version = self.world.disk.rows("SELECT version FROM redrive_subscriptions WHERE name = ?", NAME)[0][0]
+        last = self.world.disk.rows("SELECT coalesce(max(seq), 0) FROM effects")[0][0]
+        if int(version or 0) > self._oldest[1]:
+            self._oldest = (last, int(version))
+
+    def _check_versions(self) -> None:
+        old = self.world.disk.rows("SELECT event, version FROM effects WHERE seq > ? AND version < ?", *self._oldest)
+        if old:
+            self._fail(f"version: {old[0][0]} is applied by version {old[0][1]}, declared is {self._oldest[1]}")
 
     def _forget(self, position: int) -> Seen:
         """Events above this position come round again: what a handler did for them does not count any more."""

@@ -6,13 +6,14 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redrive.errors import StoreError, UsageError
 from redrive.replay.bulk import BulkDesk
 from redrive.replay.deed import Operator
 from redrive.replay.letters import LetterDesk
-from redrive.replay.rebuild import reset
+from redrive.replay.rebuild import reset, reset_to_rebuild
 from redrive.replay.subscriptions import SubscriptionDesk
 from redrive.runner.bridge import Bridge
 from redrive.store.port import LetterRow
@@ -46,6 +47,34 @@ class Operating:
             if deed in ("reset", "seek") and self.dice.random() < 0.7:
                 continue
             await self._do(deed)
+
+    async def upgrade(self) -> None:
+        """Now and then install a newer program and rebuild with it, while workers run the former one."""
+        dice = random.Random(f"upgrades {self.world.seed}")  # its own: older seeds go on as they did
+        while self.world.clock.monotonic() < self.world.options.phase:
+            await asyncio.sleep(dice.uniform(0.3, 0.7) * self.world.options.phase)
+            self.workload.install()
+            begin = reset_to_rebuild if dice.random() < 0.5 else reset
+            done = False
+            while not self.world.violation and not done:
+                done = await self._rebuild(begin, dice.choice([0.0, 0.5]))
+
+    async def _rebuild(self, begin: Callable[..., object], stays: float) -> bool:
+        """Rebuild with the program that is installed. As long as this process lives, its reservation holds."""
+        process = self.world.process("operator")
+        declared = self.workload.declared(process)
+        job = partial(begin, Operator(process.store, process.env), NAME, "simulated", declared)
+        done = True
+        try:
+            await asyncio.wait_for(Bridge(process.store).run(job), 5.0)
+        except (StoreError, UsageError, TimeoutError) as error:
+            self.world.note(process.owner, "rebuild", "failed", str(error))
+            done, stays = False, 0.2
+        else:
+            self.world.note(process.owner, "rebuild", declared.version)
+        await asyncio.sleep(stays)
+        process.die("done")
+        return done
 
     async def repair(self, *, replays: bool) -> None:
         """The bug is fixed: resume if it is paused, send dead heads round again. All else must happen by itself."""

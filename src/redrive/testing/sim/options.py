@@ -29,6 +29,7 @@ class Faults:
 
 
 HANDLERS = ("async", "sync")  # kinds whose function runs outside of the transaction
+UPGRADED = 0.1  # share of the schedules in which a rebuild brings a newer version
 DEPENDENT = 0.12  # share of the handlers that call a service outside
 USUAL = Faults(error=0.015, unknown=0.02, midway=0.01, crash=0.006, stall=0.04, power=0.02, chaos=0.5)
 
@@ -109,6 +110,7 @@ class Options:
     wait: float  # seconds before the next attempt; without any, a projection makes it in the same transaction
     later: float  # seconds after which what is emitted comes into the log; 0: at once
     dependency: Dependency | None  # what a handler calls
+    versions: bool = False  # does an operator rebuild with a newer version while workers run the former one?
 
     @staticmethod
     def of(seed: int, **given: Any) -> Options:
@@ -157,6 +159,8 @@ class Options:
         calls_out = outside.random() < DEPENDENT and handler and given.get("kind", kind) in HANDLERS
         if given.get("dependency", calls_out):
             drawn = replace(drawn, dependency=Dependency.of(outside), attempts=outside.randint(2, 12))
+        newer = random.Random(f"versions {seed}")  # its own, likewise
+        drawn = replace(drawn, versions=newer.random() < UPGRADED)
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:
             raise UsageError(f"a schedule has no option {min(unknown)!r}")

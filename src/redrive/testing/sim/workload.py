@@ -21,6 +21,7 @@ from redrive.observe.signals import Buried, Signal
 from redrive.policy.retry import retry
 from redrive.policy.rules import rules
 from redrive.sources.log import Log
+from redrive.subscription import Subscription
 from redrive.testing.sim.checker import WRAP, Checker
 from redrive.testing.sim.operator import Operating
 from redrive.testing.sim.options import Options
@@ -29,14 +30,17 @@ from redrive.testing.sim.process import Process
 from redrive.testing.sim.seen import NAME, Planned
 from redrive.testing.sim.world import World
 
-COLUMNS = "seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, key TEXT, edits INTEGER NOT NULL"
+COLUMNS = (
+    "seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, key TEXT, edits INTEGER NOT NULL, "
+    "version INTEGER NOT NULL DEFAULT 0"
+)
 # A reset makes the last one anew: in these words and this place it is what it was, and another world may have it.
 TABLES = f"""CREATE TABLE tail (seq INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL);
 CREATE TABLE picky (event TEXT, fine INTEGER NOT NULL CHECK (fine = 1));
 CREATE TABLE "effects" ({COLUMNS})"""
 TAIL = "INSERT INTO tail (event) VALUES (?)"
 SHARED = "S"  # a key of the other log that all keys of this one write to
-EFFECT = "INSERT INTO effects (event, key, edits) VALUES (?, ?, ?)"
+EFFECT = "INSERT INTO effects (event, key, edits, version) VALUES (?, ?, ?, ?)"
 PICKY = "INSERT INTO picky VALUES (?, ?)"
 HEALED_AFTER = 5.0
 DRAIN_MAX = 120.0  # seconds of virtual time in which everything must come to its end once the faults are over
@@ -92,7 +96,10 @@ class Workload:
         self.good: set[tuple[str, int, str]] = set()  # calls that returned, by process and epoch
         self._all_sent = False
         self._partitions = options.partitions
-        self._declared: dict[str, int] = {}  # partitions, by process
+        self._declared: dict[str, tuple[int, int]] = {}  # partitions and version, by process
+        self._version = (
+            1  # of the program as it is installed; a running process has the one that was installed at its start
+        )
 
     # ------------------------------------------------------------ functions
 
@@ -108,7 +115,10 @@ class Workload:
         types = ("thing", "junk")
         if self.outside is not None:
             common |= self.outside.guards()
-        common["partitions"] = self._declared[process.owner] = self._partitions
+        self._declared[process.owner] = self._partitions, self._version
+        common["partitions"] = self._partitions
+        if self.options.versions:
+            common["version"] = self._version
         match self.options.kind:
             case "async":
                 common |= {"concurrency": self.options.concurrency, "timeout": self.options.timeout}
@@ -135,9 +145,11 @@ class Workload:
         return planned.key
 
     def _projection(self, process: Process, out: Log) -> Callable[[Any, Any], None]:
+        number = self._declared[process.owner][1]
+
         def project(event: Event[Any], tx: Any) -> None:
             planned = self.by_id[event.id]
-            effect = (event.id, planned.key, event.data.get("edits", 0))
+            effect = (event.id, planned.key, event.data.get("edits", 0), number)
             try:
                 tx.execute(EFFECT, effect)
             except sqlite3.Error:
@@ -166,7 +178,7 @@ class Workload:
                 if dice.random() < 0.5 and self.options.state and ctx.key is not None:
                     _ = ctx.state  # what it is now decides, though time passes before it is used
                 await self._take_time(process, event, ctx)
-                self._ask(ctx, event, out)
+                self._ask(process, ctx, event, out)
                 self._judge(event)
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and self.options.timeout is not None:
@@ -184,7 +196,7 @@ class Workload:
             try:
                 if self.outside is not None:
                     self.outside.answer(self.outside.arrives(process, self.by_id[event.id], ctx))
-                self._ask(ctx, event, out)
+                self._ask(process, ctx, event, out)
                 self._judge(event)
             except BaseException:
                 self._finish(call, good=False)
@@ -203,9 +215,9 @@ class Workload:
         else:
             await asyncio.sleep(seconds)
 
-    def _ask(self, ctx: Any, event: Event[Any], out: Log) -> None:
-        planned = self.by_id[event.id]
-        ctx.execute(EFFECT, (event.id, planned.key, event.data.get("edits", 0)))
+    def _ask(self, process: Process, ctx: Any, event: Event[Any], out: Log) -> None:
+        planned, number = self.by_id[event.id], self._declared[process.owner][1]
+        ctx.execute(EFFECT, (event.id, planned.key, event.data.get("edits", 0), number))
         if self.options.state and ctx.key is not None:
             ctx.state["n"] = ctx.state.get("n", 0) + 1
             ctx.state.setdefault("first", event.id)
@@ -291,18 +303,34 @@ class Workload:
         world.go_on(self._produce())
         world.go_on(self.operating.run())
         world.go_on(self._deploy())
+        if self.options.versions:
+            world.go_on(self.operating.upgrade())
 
     async def _deploy(self) -> None:
-        """Another number of partitions, one worker after the other; who has the former is stopped, or finds out."""
+        """Another number of partitions, one worker after the other; who has the former is stopped, or finds out.
+
+        So is a worker of a former version.
+        """
         await asyncio.sleep(self.options.phase / 2)
         self._partitions = self.options.repartition if self.options.partitions > 1 else 1
         dice = random.Random(f"deploy {self.options.seed}")
         while not self.world.violation:
             for process in list(self.world.workers.values()):
-                if not process.dead and self._declared.get(process.owner) != self._partitions:
+                if not process.dead and self._declared.get(process.owner) != (self._partitions, self._version):
                     await asyncio.sleep(dice.expovariate(2.0))
                     self.world.stop(process)
             await asyncio.sleep(1.0)
+
+    def install(self) -> None:
+        """Install the next version of the program: every process that starts from now on has it."""
+        self._version += 1
+
+    def declared(self, process: Process) -> Subscription:
+        """The subscription, as the program declares it that is installed now."""
+        app = App(":memory:", settings=self.options.settings(), env=process.env, inline=True)
+        app.runtime._store = process.store
+        self.declare(app, process)
+        return app.subscriptions[NAME]
 
     def came_round(self, event: str) -> bool:
         """Was its letter replayed automatically?"""
