@@ -16,13 +16,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
+NOT_IMPORTED = 71  # the exit code of a program that could not be imported; see zygote.py
 PATIENCE = 90.0  # seconds until a condition counts as never; a busy machine may need many
 
 
 def wait_until(condition: Callable[[], T], timeout: float = PATIENCE, what: str = "", every: float = 0.002) -> T:
     """Look again and again until the condition holds, and return what it said.
 
-    Rests twice as long as the look took: those who are waited for need the machine more.
+    Rests twice as long as the look took: those who are waited for need the machine more. A program that could not be
+    imported is an error at once. The error says how each process ended, and what it said.
     """
     pause, deadline = threading.Event(), time.monotonic() + timeout
     while True:
@@ -30,9 +32,22 @@ def wait_until(condition: Callable[[], T], timeout: float = PATIENCE, what: str 
         found = condition()
         if found:
             return found
-        if (now := time.monotonic()) > deadline:
-            raise AssertionError(f"not within {timeout:g} s: {what or condition}")
+        now = time.monotonic()
+        if now > deadline or any(child.ended and child.wait() == NOT_IMPORTED for child in CHILDREN):
+            waited = f"not within {timeout:g} s" if now > deadline else "a program was not imported"
+            raise AssertionError("\n".join([f"{waited}: {what or condition}", *(_end_of(one) for one in CHILDREN)]))
         pause.wait(max(every, 2 * (now - began)))
+
+
+def _end_of(child: Child) -> str:
+    if not child.ended:
+        return f"process {child.pid} runs"
+    return f"process {child.pid} ended with exit code {child.wait()}; it and its siblings said:\n{child.said}"
+
+
+def wait_for_ever() -> None:
+    """A program that does nothing."""
+    threading.Event().wait()
 
 
 class Child:
@@ -75,6 +90,9 @@ class Child:
         return self.stderr.read_text("utf-8", "replace")[-2000:] if self.stderr.exists() else ""
 
 
+CHILDREN: list[Child] = []  # of the test that runs
+
+
 class Zygote:
     """Forks programs of this folder on request."""
 
@@ -95,6 +113,7 @@ class Zygote:
         request = {"program": program, "arguments": arguments, "env": env or {}, "stderr": str(stderr)}
         child = Child(self, self._ask(request), stderr)
         self._children.add(child)
+        CHILDREN.append(child)
         return child
 
     def run(self, program: str, stderr: Path, *, env: dict[str, str] | None = None, **arguments: Any) -> None:
@@ -111,6 +130,7 @@ class Zygote:
         """Kill and reap whatever a test left behind."""
         for child in list(self._children):
             child.kill()
+        CHILDREN.clear()
 
     def close(self) -> None:
         """End the zygote."""

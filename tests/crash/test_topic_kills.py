@@ -15,13 +15,12 @@ from processes import Child, Zygote, wait_until
 from topics import build
 
 from redrive.failpoints import NAMES
-from redrive.testing.kafka import kafka, write
+from redrive.testing.kafka import Topics, kafka, write
 
 KILLS = 60  # on each store
 PARTITIONS, KEYS, WORKERS = 3, 7, 2
 PATIENT_LOOKS = 15
 PLACES = [name for name in NAMES if name.startswith(("land.", "batch.", "lease."))]
-RUNS = itertools.count()
 
 
 class Producer:
@@ -53,7 +52,7 @@ class Producer:
 
 
 @pytest.fixture(scope="module")
-def bootstrap() -> Iterator[str]:
+def topics() -> Iterator[Topics]:
     with kafka() as found:
         yield found
 
@@ -72,11 +71,11 @@ def next_to_die(workers: list[Child], producer: Producer, dice: random.Random) -
 
 
 def test_kills_and_takeovers_while_a_topic_is_read_change_nothing(
-    bootstrap: str, store: str | None, zygote: Zygote, tmp_path: Path
+    topics: Topics, store: str | None, zygote: Zygote, tmp_path: Path
 ) -> None:
-    topic = f"orders{next(RUNS)}"
-    arguments = {"store": store or str(tmp_path / "shop.db"), "bootstrap": bootstrap, "topic": topic}
-    dice, said, producer = random.Random(6), tmp_path / "stderr", Producer(bootstrap, topic)
+    topic = topics.make("orders", PARTITIONS)
+    arguments = {"store": store or str(tmp_path / "shop.db"), "bootstrap": topics.bootstrap, "topic": topic}
+    dice, said, producer = random.Random(6), tmp_path / "stderr", Producer(topics.bootstrap, topic)
     producer.say(40, dice)
 
     def start() -> Child:

@@ -84,7 +84,9 @@ def child(request: dict[str, Any]) -> None:
         os.environ.update(request["env"])
         arm_from_environment(failpoints.arm)
         module, _, function = request["program"].partition(":")
+        code = 71  # which is an error at once for the test that waits, see processes.wait_until
         program = getattr(PROGRAMS.get(module) or importlib.import_module(module), function)
+        code = 70
         program(**request["arguments"])
         code = 0
     except SystemExit as stop:

@@ -121,3 +121,33 @@ def test_what_cannot_work_is_refused_at_the_start(options: dict[str, Any]) -> No
         sentry(f"https://{KEY}@example.com/1", **{"name": "sentry", **options})
     with pytest.raises(UsageError, match="not a public address"):
         sentry(f"https://{KEY}@127.0.0.1/1", name="sentry")
+
+
+CAUSE, OTHER = "8b70c1d2e3f4", "0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "group"),
+    [
+        ({"fingerprint": CAUSE, "subscription": "charge"}, {}, CAUSE),
+        ({"fingerprint": CAUSE}, {"redrive-fingerprint": OTHER}, OTHER),
+        (5, {"redrive-fingerprint": CAUSE}, CAUSE),
+        ({"fingerprint": "of a finger"}, {}, "letter.dead"),
+        ({"fingerprint": [CAUSE]}, {}, "letter.dead"),
+        ({}, {"redrive-fingerprint": ""}, "letter.dead"),
+        (None, {}, "letter.dead"),
+    ],
+)
+def test_events_about_letters_are_grouped_by_their_fingerprint(
+    server: HttpServer, data: Any, headers: dict[str, str], group: str
+) -> None:
+    """Letters of all causes were one issue: they came as events of one type."""
+    deliver(sink_of(server), make_event("letter.dead", data, key="a", id="x", headers=headers))
+    assert sent(server.requests[0])["fingerprint"] == ["redrive", group]
+
+
+def test_events_are_grouped_by_a_function_of_the_program(server: HttpServer) -> None:
+    deliver(
+        sink_of(server, group=lambda event: f"{event.key}!"), make_event("letter.dead", {"fingerprint": CAUSE}, key="a")
+    )
+    assert sent(server.requests[0])["fingerprint"] == ["redrive", "a!"]

@@ -27,6 +27,8 @@ MESSAGE_CHARS_MAX = 8_192  # Sentry's own limits, here and below
 TAG_CHARS_MAX = 200
 WAIT = 60.0  # seconds, if a 429 does not say for how long; Sentry's own advice
 
+FINGERPRINT_HEADER = "redrive-fingerprint"
+_FINGERPRINT = re.compile("[0-9a-f]{12}")
 _TAG = re.compile(r"[a-zA-Z0-9_.:-]{1,32}")
 _KEY = re.compile(r"[0-9a-zA-Z]+")
 _clock = SystemClock()
@@ -46,6 +48,7 @@ class Sentry(HttpSink):
         level: Text,
         message: Callable[[Event[Any]], str] | None,
         tags: Tags,
+        group: Callable[[Event[Any]], str] | None,
         fixed: Mapping[str, str],
         **connection: Any,
     ) -> None:
@@ -57,6 +60,7 @@ class Sentry(HttpSink):
         if not callable(tags):
             _tags(tags)
         self._level, self._message, self._tags, self._fixed = level, message, tags, fixed
+        self._group = _cause if group is None else group
 
     def __repr__(self) -> str:
         return f"sentry({self._address.origin}, name={self.name!r})"
@@ -83,7 +87,7 @@ class Sentry(HttpSink):
                 "formatted": (event.type if self._message is None else self._message(event))[:MESSAGE_CHARS_MAX]
             },
             "tags": {"type": event.type, **_tags(self._tags(event) if callable(self._tags) else self._tags)},
-            "fingerprint": ["redrive", event.type],
+            "fingerprint": ["redrive", self._group(event)],
             "extra": {"event": fields, "data": _data(event.data_raw)},
             **self._fixed,
         }
@@ -127,6 +131,18 @@ def _tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {name: str(text).replace("\n", " ")[:TAG_CHARS_MAX] for name, text in tags.items()}
 
 
+def _cause(event: Event[Any]) -> str:
+    """The fingerprint of the letter that the event is about, in its headers or its data; else the event's type."""
+    found = event.headers.get(FINGERPRINT_HEADER)
+    if found is None:
+        try:
+            data = from_json(event.data_raw)
+        except NOT_JSON:
+            data = None
+        found = data.get("fingerprint") if isinstance(data, dict) else None
+    return found if isinstance(found, str) and _FINGERPRINT.fullmatch(found) else event.type
+
+
 def _data(raw: bytes) -> Any:
     try:
         from_json(raw)
@@ -157,6 +173,7 @@ def sentry(
     level: Text = "error",
     message: Callable[[Event[Any]], str] | None = None,
     tags: Tags | None = None,
+    group: Callable[[Event[Any]], str] | None = None,
     environment: str | None = None,
     release: str | None = None,
     timeout: str | float = "10s",
@@ -166,11 +183,14 @@ def sentry(
 ) -> Sentry:
     """A sink that makes each event an event in Sentry.
 
+    Events are one issue if `group` gives the same text for them. Without it that is the fingerprint of the letter that
+    an event is about (its header `redrive-fingerprint`, or `fingerprint` in its data), else the event's type.
+
     >>> sentry("https://0123456789abcdef@o1.ingest.sentry.io/42", name="sentry", environment="production")
     sentry(https://o1.ingest.sentry.io, name='sentry')
     """
     fixed = {name: text for name, text in (("environment", environment), ("release", release)) if text is not None}
     return Sentry(
-        dsn, name, level=level, message=message, tags=tags or {}, fixed=fixed, timeout=timeout,
+        dsn, name, level=level, message=message, tags=tags or {}, group=group, fixed=fixed, timeout=timeout,
         connect_timeout=connect_timeout, allow_private=allow_private, tls=tls,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 It speaks the protocol over TCP, so that clients of any process may read and write; it lives and dies with this one.
 It knows no transactions and no compaction. `REDRIVE_TEST_KAFKA` takes precedence: the address of brokers on which
-topics may be made and written; what only the mock can do is then left out by the tests that need it.
+topics may be made and written; what only the mock can do is then left out by the tests that need it. A test makes its
+own topics there, with a random suffix, and they are deleted at its end: nothing relies on their automatic creation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import asyncio
 import ctypes
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from redrive.testing.proxy import FaultProxy
 VARIABLE = "REDRIVE_TEST_KAFKA"
 HOST = "127.0.0.1"
 WRITE_SECONDS_MAX = 60.0
+ADMIN_SECONDS_MAX = 30.0  # for brokers to make or delete a topic, and to tell all of them
 
 _POINTER, _TEXT, _INT, _LONG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int64
 _PRODUCER = 0
@@ -157,14 +161,76 @@ def _library() -> Any:
     raise UsageError(f"no librdkafka in {folder}: install confluent-kafka from its wheel")
 
 
+class Topics:
+    """Brokers at an address, and the topics that a test makes there."""
+
+    def __init__(self, bootstrap: str, create: Callable[[str, int], None], delete: Callable[[str], None]) -> None:
+        self.bootstrap = bootstrap
+        self._create, self._delete = create, delete
+        self._made: list[str] = []
+
+    def make(self, name: str, partitions: int = 1) -> str:
+        """Make a topic and return its name, which has a random suffix."""
+        topic = f"{name}-{uuid.uuid4().hex[:12]}"
+        self._made.append(topic)  # before: what was made in spite of an error is deleted, too
+        self._create(topic, partitions)
+        return topic
+
+    def delete_all(self) -> None:
+        """Delete the topics that were made, all of them, and raise the first error."""
+        failed: list[Exception] = []
+        while self._made:
+            try:
+                self._delete(self._made.pop())
+            except SourceDown as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+
 @contextmanager
-def kafka() -> Iterator[str]:
-    """The address of brokers for tests, as long as the block lasts."""
+def kafka() -> Iterator[Topics]:
+    """Brokers for tests, as long as the block lasts; the topics that it makes are deleted at its end."""
     if given := os.environ.get(VARIABLE):
-        yield given
+        topics = on_brokers(given)
+        try:
+            yield topics
+        finally:
+            topics.delete_all()
         return
     cluster = Kafka()
     try:
-        yield cluster.bootstrap
+        yield Topics(cluster.bootstrap, cluster.make, cluster.delete)
     finally:
         cluster.close()
+
+
+def on_brokers(bootstrap: str, admin: Any = None) -> Topics:
+    """Topics on real brokers, made and deleted by `admin`: confluent_kafka's, or one like it."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap}) if admin is None else admin
+
+    def do(asked: dict[str, Any]) -> None:
+        for topic, answer in asked.items():
+            try:
+                answer.result(ADMIN_SECONDS_MAX)
+            except (KafkaException, TimeoutError) as error:
+                raise SourceDown(f"{bootstrap}: topic {topic!r} cannot be made or deleted: {error}") from error
+
+    def create(topic: str, partitions: int) -> None:
+        do(admin.create_topics([NewTopic(topic, partitions, -1)], operation_timeout=ADMIN_SECONDS_MAX))
+        until = time.monotonic() + ADMIN_SECONDS_MAX
+        while True:  # its leaders are elected after the answer
+            found = admin.list_topics(topic, timeout=ADMIN_SECONDS_MAX).topics.get(topic)
+            if found is not None and found.error is None and len(found.partitions) == partitions:
+                return
+            if time.monotonic() >= until:
+                raise SourceDown(f"{bootstrap}: topic {topic!r} was made and cannot be seen")
+
+    def delete(topic: str) -> None:
+        do(admin.delete_topics([topic], operation_timeout=ADMIN_SECONDS_MAX))
+
+    return Topics(bootstrap, create, delete)
