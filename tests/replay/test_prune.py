@@ -388,6 +388,21 @@ def test_events_go_in_several_transactions_and_an_interrupted_run_goes_on(monkey
         assert post.left() == [11]
 
 
+@pytest.mark.sqlite("there are no spans where transactions append side by side")
+def test_prune_removes_the_index_of_pruned_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrive.store.spans.SPAN", 4)
+    post = Post(None)
+    with post.harness:
+        post.add(*[("x", None)] * 40)
+        post.harness.clock.advance(40 * DAY)
+        post.add(("new", None))
+        spans = "SELECT count(*) FROM redrive_spans"
+        [(before,)] = post.harness.query(spans)
+        run_prune(post, "orders")
+        [(after,)] = post.harness.query(spans)
+        assert before >= 9 and after <= 2
+
+
 def test_a_log_that_nobody_reads_keeps_its_newest_event() -> None:
     post = Post(None)
     with post.harness:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from redrive import App, Ctx, Event, Ignore, Reject, Tx, UsageError, no_retry
 from redrive.replay.prune import What, plan_prune, prune
+from redrive.replay.rebuild import Rebuilding, plan_reset, reset
 from redrive.testing import Harness, failpoint
 from redrive.testing.crashing import Crashed
 
@@ -78,6 +81,48 @@ def test_rebuild_emits_nothing_again_that_was_pruned_since(bank: Any) -> None:
     bank.run()
     assert (bank.emitted("balance.changed"), bank.emitted("reminded")) == ([late], [late])
     bank.check_sound()
+
+
+def test_events_settled_above_the_progress_come_round_again() -> None:
+    """The first event is still running when its worker dies; the others have been settled before it."""
+    app = App("unused.db")
+    orders = app.log("orders")
+    called: list[int] = []
+
+    with Harness(app) as harness:
+
+        @app.on(orders, start="first", concurrency=5)
+        async def watch(event: Event[Any], ctx: Ctx) -> None:
+            called.append(event.position)
+            if event.data == "slow" and called.count(event.position) == 1:
+                await asyncio.sleep(60)
+                harness.crash()
+
+        for data in ("slow", "quick", "quick"):
+            harness.append(orders, "o", data)
+        with pytest.raises(Crashed):
+            harness.run_until_idle()
+        assert harness.query("SELECT position FROM redrive_done ORDER BY position") == [(2,), (3,)]
+        app.operate("ada").reset("watch", "again")
+        harness.run_until_idle()
+        assert sorted(called) == [1, 1, 2, 2, 3, 3]
+        assert all(verdict.sound for verdict in app.operate().verify())
+
+
+def test_plan_of_a_reset_refuses_what_the_reset_would_refuse(bank: Any) -> None:
+    bank.deposit("a", 1, "poison")
+    bank.run()
+    declared = replace(bank.app.subscriptions["balances"], types=("other",))
+    with pytest.raises(UsageError, match="no longer asks for"):
+        plan_reset(bank.desk.operator.store, "balances", declared)
+    with pytest.raises(UsageError, match="no longer asks for"):
+        reset(bank.desk.operator, "balances", "again", declared)
+
+
+def test_share_of_a_rebuild_goes_from_nothing_to_one() -> None:
+    shares = [Rebuilding("sums", 10, position, 20).share for position in (10, 15, 20, 25)]
+    assert shares == [0.0, 0.5, 1.0, 1.0]
+    assert Rebuilding("sums", 10, 10, 10).share == 1.0
 
 
 @pytest.mark.sqlite  # positions are given again, as after a restored backup of a file

@@ -163,6 +163,31 @@ def test_a_file_that_somebody_has_removed_is_no_longer_there_to_be_taken(tmp_pat
     os.close(late)
 
 
+def test_entry_is_looked_up_in_the_store_only_if_it_may_be_there(tmp_path: Path) -> None:
+    """An id that is stored for certain only once is not looked for; what may have been stored before is."""
+    folder = SpoolFolder(tmp_path / "spool", MANY)
+    mine = folder.create("1-1")
+    one = Entry("orders", entry(0).event._replace(may_repeat=False))
+    mine.write([one], MANY)
+    assert [found.event.may_repeat for found in mine.read(10, MANY).entries] == [False]
+    mine.try_again()
+    mine.write([one], MANY)
+    first = mine.read(1, MANY)
+    mine.advance(first.upto)
+    assert [found.event.may_repeat for found in first.entries + mine.read(1, MANY).entries] == [True, False]
+    mine.close()
+    [left] = folder.orphans([])
+    assert [found.event.may_repeat for found in left.read(10, MANY).entries] == [True, True]
+    left.close()
+
+
+def test_entry_is_not_written_if_a_single_byte_is_missing(tmp_path: Path) -> None:
+    mine = SpoolFolder(tmp_path / "spool", MANY).create("1-1")
+    line = len(encode(entry(0), salt_of(mine.path.name)))
+    assert [mine.write([entry(0)], room) for room in (line - 1, line)] == [0, 1]
+    mine.close()
+
+
 def test_no_more_is_written_than_there_is_room_for(tmp_path: Path) -> None:
     line = len(encode(entry(0), 0))
     folder = SpoolFolder(tmp_path / "spool", 3 * line)
@@ -271,5 +296,7 @@ def test_entries_of_a_refused_write_are_never_read(tmp_path: Path, monkeypatch: 
         assert mine.write([entry(4, b'{"text":"' + b"long"[shorter:] + b'"}')], MANY) == 1
         chunk = mine.read(10, MANY)
         assert [one.event.id for one in chunk.entries] == ["id-4"]
+        left, broken = found_in(mine.path.read_bytes(), tmp_path / mine.path.name)  # as the next process would
+        assert ([one.event.id for one in left], broken) == (["id-4"], [])
         mine.advance(chunk.upto)
     mine.close()
