@@ -310,7 +310,12 @@ def _postgres() -> Any:
     try:
         from redrive.store import postgres
     except ModuleNotFoundError as error:
-        raise UsageError(f"a store in Postgres needs {error.name}: pip install 'redrive[postgres]'") from error
+        raise UsageError(f"a store in Postgres needs {error.name}: pip install 'redrive[postgres]'") from None
+    except ImportError as error:  # of psycopg: it was found, and neither its own libpq nor the system's
+        raise UsageError(
+            "a store in Postgres needs psycopg with libpq: pip install 'psycopg[binary]', or 'psycopg[c]' where libpq "
+            f"and a compiler are installed ({' '.join(str(error).split())[:200]})"
+        ) from None
     return postgres
 
 
