@@ -19,6 +19,30 @@ def replay(path: str, flakes: str) -> None:
     app.close()
 
 
+def hold(path: str, flakes: str) -> None:
+    """Hold a key everywhere and some keys of each subscription, change one of the holds, and set letters' due times."""
+    app = build(path, flakes)
+    ops = app.operate("crash test")
+    ops.holds.hold(None, "crash test", key="k3")
+    for status in ops.status():
+        ops.holds.hold(status.subscription, "crash test", prefix="k1")
+    ops.holds.hold(None, "crash test", key="k3", until="1d")
+    for letter in ops.letters.list("retrying", limit=500):
+        ops.letters.postpone(letter.id, "50ms", "crash test")
+        ops.letters.now(letter.id, "crash test")
+    app.close()
+
+
+def release(path: str, flakes: str) -> None:
+    """Release whatever is held."""
+    app = build(path, flakes)
+    desk = app.operate("crash test").holds
+    for one in desk.list():
+        named = {"prefix": one.key[:-1]} if one.is_prefix else {"key": one.key}
+        desk.release(one.subscription, "crash test", **named)
+    app.close()
+
+
 def reset(path: str, flakes: str, name: str) -> None:
     """Take a projection back to its start."""
     app = build(path, flakes)

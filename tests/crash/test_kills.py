@@ -79,6 +79,35 @@ def test_kills_at_any_moment_of_workers_and_producers_change_nothing(
     world.check(fixed=True)
 
 
+@pytest.mark.parametrize("deed", ["hold", "release"])
+@pytest.mark.parametrize("name", ["operator.before_commit", "operator.committed"])
+def test_killed_operator_of_holds_leaves_nothing_undone(
+    name: str, deed: str, zygote: Zygote, tmp_path: Path, store: str | None
+) -> None:
+    """What an operator has not come to is done by the same command again."""
+    seed = zlib.crc32(f"{name} {deed}".encode()) + SEED
+    world, dice = World(zygote, tmp_path, seed, store=store), random.Random(seed)
+    for _ in range(3):
+        assert world.producer(30).wait() == 0
+        world.drain()
+        armed = {"REDRIVE_FAILPOINT": f"{name}:{dice.randint(1, 4)}:kill"}
+        assert world.operator("hold", armed if deed == "hold" else None).wait() in (0, -signal.SIGKILL)
+        assert world.operator("hold").wait() == 0
+        assert world.producer(30).wait() == 0
+        assert world.worker(until_idle=True).wait() == 0
+        held = world.rows("SELECT DISTINCT key FROM redrive_letters WHERE state = 'retrying' AND reason = 'held'")
+        assert held and {key for (key,) in held} <= {"k1", "k3", "k10", "k11"}
+        if deed == "release":
+            assert world.operator("release", armed).wait() == -signal.SIGKILL
+        again = world.operator("release")
+        assert again.wait() == 0, again.said
+        assert world.rows("SELECT * FROM redrive_holds") == []
+    world.drain()
+    world.check()
+    world.repair()
+    world.check(fixed=True)
+
+
 def kill_at(world: World, name: str, dice: random.Random) -> Child:
     """Let the process that passes this failpoint die there, while others work."""
     place = name.partition(".")[0]

@@ -531,6 +531,32 @@ def test_now_refuses_what_has_no_due_time(open_shop: Any) -> None:
         shop.desk.letters.postpone(head, shop.now - 1)
 
 
+def test_now_refuses_a_letter_that_is_due_already(open_shop: Any) -> None:
+    """It may run at this moment: a change would take its attempt back."""
+    shop = open_shop("handler")
+    shop.bad = {1}
+    shop.order("ada", 1)
+    shop.run()
+    shop.desk.letters.now(shop.letter())
+    assert shop.desk.letters.now(shop.letter()).refused[0].why == "it is due already"
+
+
+@pytest.mark.parametrize("deed", ["hold", "release"])
+def test_hold_does_not_take_back_an_attempt_under_way(open_shop: Any, deed: str) -> None:
+    """A letter that was held once and runs now keeps its revision, whatever is held or released meanwhile."""
+    shop = open_shop("handler")
+    shop.run()
+    shop.hold("function", "one", key="ada")
+    shop.order("ada", 1)
+    shop.run()
+    shop.desk.holds.release("function", key="ada")
+    rev = shop.letter().rev
+    shop.desk.holds.hold("function", "two", key="ada")
+    if deed == "release":
+        shop.desk.holds.release("function", key="ada")
+    assert shop.letter().rev == rev
+
+
 def test_now_refuses_a_letter_of_a_held_key_and_names_the_release(open_shop: Any) -> None:
     shop = open_shop("handler")
     shop.run()

@@ -39,6 +39,7 @@ from redrive.runner.bridge import Bridge
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Engine, Work
 from redrive.runner.handle import Group, Handling, Round
+from redrive.runner.holds import KeyHolds
 from redrive.runner.leases import lease_of
 from redrive.runner.open_letters import load_lanes
 from redrive.runner.scheduling import Look
@@ -100,6 +101,7 @@ SET_BACK: dict[str, Any] = {  # retries wait while clocks jump: 15 s of CPU else
     "kind": "async", "attempts": 3, "poison": 0.0, "flaky": 0.6, "odd": 0.0, "append_every": 0.3, "operate_every": 1e6,
     "faults": Faults(chaos=3.0),
 }  # fmt: skip
+HELD_KEYS: dict[str, Any] = {"holds": True, "operate_every": 0.15, "keys": 2, "append_every": 0.3}
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -669,6 +671,40 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return stored_of(tx, row.id)[1] if is_taken else compare(engine, tx, subscription, row, now)
 
     patch.setattr(redrive.runner.leases, "check_agrees", early)
+
+
+# ---------------------------------------------------------------- 28: a hold is a head without an event
+
+
+@mutant("followers overtake a held head", "28", **HELD_KEYS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Settling._hold
+
+    def forgetful(self: Settling, new: Any) -> None:
+        real(self, replace(new, is_head=new.is_head and new.letter.reason != "held"))
+
+    patch.setattr(Settling, "_hold", forgetful)
+
+
+@mutant("a hold spends an attempt", "28", **HELD_KEYS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = KeyHolds.letter
+    patch.setattr(KeyHolds, "letter", lambda self, key: replace(real(self, key), spent=True))
+
+
+@mutant("a projection applies an event of a held key", "28", **HELD_KEYS, kind="projection")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KeyHolds, "until", lambda self, key: None)
+
+
+@mutant("a handler is called for a held key", "28", **HELD_KEYS, kind="async")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KeyHolds, "until", lambda self, key: None)
+
+
+@mutant("a release does not reach the letters that were kept back in memory", "28", **HELD_KEYS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lanes, "release", lambda self: None)
 
 
 # ---------------------------------------------------------------- the hunt

@@ -178,7 +178,7 @@ class HoldDesk:
     def _is_possible(self, tx: StoreTx, wish: _Wish, now: float) -> bool:
         found = find_hold(tx.sql, wish.subscription, wish.pattern, is_prefix=wish.is_prefix)
         if wish.hold is None:
-            return found is not None and found.ends_at(now) > now
+            return found is not None  # by another clock it may not have ended
         drop_ended(tx.sql, now)
         if found is None and len(mine := _mine(tx, wish.subscription)) >= HOLDS_MAX:
             raise UsageError(
@@ -197,8 +197,9 @@ class HoldDesk:
                 holds = Holds([*left, wish.hold] if wish.hold else left, now=now)
                 changed = Hold(0, 0, wish.pattern, wish.is_prefix, None, 0.0, "", "")
                 for letter in letters:
-                    due_at = holds.until(letter.key, now) or now
-                    if letter.key is not None and changed.covers(letter.key) and letter.due_at != due_at:
+                    if letter.key is None or letter.due_at <= now or not changed.covers(letter.key):
+                        continue  # one that is due may run at this moment: a change would take its attempt back
+                    if letter.due_at != (due_at := holds.until(letter.key, now) or now):
                         set_due(tx.sql, letter.id, letter.rev, due_at, now)
                         tx.letters.changes.add(row.id, [(letter.id, letter.lane)])
                 after[row.id] = letters[-1].id

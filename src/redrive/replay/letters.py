@@ -80,7 +80,7 @@ class LetterDesk(LetterShelf):
         """Make retrying letters due at once; the attempts that they have made stay counted."""
 
         def change(tx: StoreTx, letter: LetterRow, now: float) -> str:
-            why = _not_waiting(tx, letter, now)
+            why = _not_waiting(tx, letter, now) or ("" if letter.due_at > now else "it is due already")
             return why or _lost(set_due(tx.sql, letter.id, letter.rev, now, now))
 
         return self._do("now", targets, reason, change)

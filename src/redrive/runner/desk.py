@@ -154,7 +154,7 @@ class Desk:
         """A conflict's pause is over. What is in no lane runs one at a time now, by key: side by side they met it."""
         if work.lane is None and work.head is None and work.reruns == 1:
             self.add(work)
-        else:
+        elif not (self.duty.holds and self._is_held(work)):
             self.ready.append(work)
 
     def block(self, outcome: Outcome) -> None:
@@ -167,11 +167,9 @@ class Desk:
     def look_again(self) -> list[Work]:
         """The letters were read anew: what waits with an old revision is given up, the new head comes by itself."""
         lanes, stale = self.duty.lanes, list[Work]()
-        if self.duty.holds.now is not self._holds:
-            self._holds = self.duty.holds.now
-            stale += self._keep_back()
+        held = self._keep_back()
         if self.duty.looks == self._looks:
-            return stale
+            return held
         self._looks = self.duty.looks
         for queue in (self.ready, self.alone):
             waiting = list(queue)
@@ -186,11 +184,14 @@ class Desk:
             if work.alone and work.head is not None:  # marked, and not called: whoever comes in its place runs alone
                 self.duty.suspects.add(work.head.letter)
             self.free(work)
-        return stale
+        return [*held, *stale]
 
     def _keep_back(self) -> list[Work]:
-        """The holds have changed: what was to run is not called if its key is held now. What runs, goes on."""
-        held = []
+        """If the holds have changed, works of a key that is held now are not called. Those that run go on."""
+        held: list[Work] = []
+        if self.duty.holds.now is self._holds:
+            return held
+        self._holds = self.duty.holds.now
         for queue in (self.ready, self.alone, self.aside) if self.duty.holds else ():
             for work in [work for work in list(queue) if self.duty.holds.until(work.key) is not None]:
                 try:

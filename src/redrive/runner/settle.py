@@ -152,7 +152,7 @@ class Settling:
         """Any fate but `Rerun`, `Defer` and `Halt`, which write nothing."""
         if isinstance(action, act.Commit):
             return self.commit(work)
-        if work.alone:
+        if work.alone or (work.outcome is HELD and self.duty.charges):  # what is held does not run
             self.tx.keyed.ran(self.duty.member, work.position)
         written = self._intake(work, action) if work.head is None else self._retry(work, action, work.head)
         if self._has_hook and (error := out.error_in(work.outcome)) is not None:

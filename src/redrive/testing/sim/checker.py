@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from redrive.replay.ledger import verify
+from redrive.testing.sim.holding import HoldChecker
 from redrive.testing.sim.seen import NAME, NOTHING, OPEN, Planned, Seen, Sight
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Checker:
         self.announced: dict[int, int] = {}  # letters that were said to be dead, with the attempt
         self._found_right: dict[str, tuple[Any, ...]] = {}  # by the name of a check, what it looked at
         self._oldest = (0, 0)  # of the effects after this one none is of an older version than this
+        self._holds = HoldChecker(self)
         self.rebuilt = False  # an operator took the subscription back: what was applied may be applied again
 
     # ------------------------------------------------------------ after a commit
@@ -60,6 +62,8 @@ class Checker:
         self._check_ledger(now)
         self._check_letters(now)
         self._check_derived(now)
+        if self.options.holds:
+            self._holds.check(process, before, now)
         if self.world.commits % VERIFY_EVERY == 0:
             self.verify()
 
@@ -299,6 +303,7 @@ class Checker:
         """The owner calls nobody before the predecessors in the lane are settled, and charges nobody for nothing."""
         now = self.seen
         if epoch == now.member_of(planned).epoch:
+            self._holds.check_start(planned, now)
             applied = {event for event, _, _ in now.effects}
             for other in self.wanted[: self._rank(planned)]:
                 if not self._precedes(other, planned):

@@ -1,4 +1,4 @@
-"""The operator of a simulated world: replays, discards, edits, pauses and resets while everything else goes on."""
+"""The operator of a simulated world: replays, discards, edits, holds, pauses and resets while all else goes on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redrive.errors import StoreError, UsageError
 from redrive.replay.bulk import BulkDesk
 from redrive.replay.deed import Operator
+from redrive.replay.holds import HoldDesk
 from redrive.replay.letters import LetterDesk
 from redrive.replay.rebuild import reset, reset_to_rebuild
 from redrive.replay.subscriptions import SubscriptionDesk
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 DEEDS = ("replay", "replay", "replay", "discard", "edit", "pause", "resume", "reset", "reopen", "resolve",
          "seek")  # fmt: skip
+HOLD_DEEDS = ("hold", "hold", "hold", "release", "release", "now", "postpone")  # beside the others, in some schedules
 
 
 class Operating:
@@ -35,6 +38,7 @@ class Operating:
         self.world, self.workload = world, workload
         self.dice = random.Random(f"operator {world.seed}")
         self._bulk_dice = random.Random(f"bulk {world.seed}")  # its own: older seeds go on as they did
+        self._hold_dice = random.Random(f"holds {world.seed}")
         self.touched: Counter[str] = Counter()  # events whose letter was changed, or perhaps changed
         self.discards: set[str] = set()
         self.skips = 0  # seeks, of which some lead forward
@@ -47,6 +51,8 @@ class Operating:
             if deed in ("reset", "seek") and self.dice.random() < 0.7:
                 continue
             await self._do(deed)
+            if self.world.options.holds and self._hold_dice.random() < 0.6:
+                await self._do(self._hold_dice.choice(HOLD_DEEDS))
 
     async def upgrade(self) -> None:
         """Now and then install a newer program and rebuild with it, while workers run the former one."""
@@ -81,6 +87,8 @@ class Operating:
         rows = self.world.disk.rows
         if rows("SELECT 1 FROM redrive_progress WHERE paused"):
             await self._do("resume")
+        if self.world.options.holds and rows("SELECT 1 FROM redrive_holds"):
+            await self._do("release all")
         if replays and rows("SELECT 1 FROM redrive_letters WHERE state = 'dead'"):
             await self._do("replay all")
 
@@ -105,6 +113,10 @@ class Operating:
                 return lambda: reset(Operator(process.store, process.env), NAME, "simulated")
             case "seek":
                 return lambda: self._seek(process)
+            case "hold" | "release" | "release all":
+                return lambda: self._hold(deed, HoldDesk(Operator(process.store, process.env)))
+            case "now" | "postpone":
+                return lambda: self._set_due(deed, desk)
             case "replay" if self._bulk_dice.random() < 0.4:
                 return lambda: self._bulk(BulkDesk(Operator(process.store, process.env), desk), desk)
             case _:
@@ -121,6 +133,30 @@ class Operating:
             self.touched[letter.event_id] += 2
         number = bulk.begin("replay", dead, "simulated", self._bulk_dice.choice([None, 2.0]))
         bulk.ask(number, lambda rows, ticket: desk.replay(rows, "simulated", within=ticket))
+
+    def _hold(self, deed: str, desk: HoldDesk) -> None:
+        """Hold a key, or keys that begin alike, for a while or until they are released; or release what is held."""
+        dice = self._hold_dice
+        if deed == "hold":
+            key = dice.choice([planned.key for planned in self.workload.events if planned.key] or ["k"])
+            name, until = dice.choice([NAME, NAME, None]), dice.choice([None, None, timedelta(seconds=1.0)])
+            if dice.random() < 0.3:
+                desk.hold(name, "simulated", prefix=key[:1], until=until)
+            else:
+                desk.hold(name, "simulated", key=key, until=until)
+            return
+        held = self.world.disk.rows("SELECT subscription, pattern, is_prefix FROM redrive_holds ORDER BY id")
+        for subscription, pattern, is_prefix in held if deed == "release all" else dice.sample(held, min(1, len(held))):
+            name = NAME if subscription else None
+            desk.release(name, prefix=pattern) if is_prefix else desk.release(name, key=pattern)
+
+    def _set_due(self, deed: str, desk: LetterDesk) -> None:
+        """Have a letter tried at once, or later."""
+        retrying = desk.list("retrying", NAME)
+        if retrying:
+            letter = self._hold_dice.choice(retrying)
+            self.touched[letter.event_id] += 1  # an attempt that is under way loses
+            desk.now(letter) if deed == "now" else desk.postpone(letter, timedelta(seconds=0.5))
 
     def _letter(self, deed: str, desk: LetterDesk) -> None:
         dead, retrying = desk.list("dead", NAME), desk.list("retrying", NAME)

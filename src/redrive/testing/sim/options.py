@@ -31,6 +31,7 @@ class Faults:
 HANDLERS = ("async", "sync")  # kinds whose function runs outside of the transaction
 UPGRADED = 0.1  # share of the schedules in which a rebuild brings a newer version
 DEPENDENT = 0.12  # share of the handlers that call a service outside
+HOLDING = 0.15  # share of the schedules in which keys are held
 USUAL = Faults(error=0.015, unknown=0.02, midway=0.01, crash=0.006, stall=0.04, power=0.02, chaos=0.5)
 
 
@@ -111,6 +112,7 @@ class Options:
     later: float  # seconds after which what is emitted comes into the log; 0: at once
     dependency: Dependency | None  # what a handler calls
     versions: bool = False  # does an operator rebuild with a newer version while workers run the former one?
+    holds: bool = False  # does an operator hold keys?
 
     @staticmethod
     def of(seed: int, **given: Any) -> Options:
@@ -154,6 +156,7 @@ class Options:
             wait=dice.choice([0.0, 0.1, 0.1]) if not handler else 0.1,
             later=dice.choice([0.0, 0.0, 0.0, 0.0, 0.02, 0.5]),
             dependency=None,
+            holds=random.Random(f"hold {seed}").random() < HOLDING,  # its own: other seeds go on as they did
         )
         outside = random.Random(f"guard {seed}")  # its own: other seeds go on as they did
         calls_out = outside.random() < DEPENDENT and handler and given.get("kind", kind) in HANDLERS
