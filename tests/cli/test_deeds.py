@@ -355,3 +355,29 @@ def test_edit_takes_a_limit_and_edits_the_oldest(failed: Any) -> None:
     edited = failed.query("SELECT min(id) FROM redrive_letters WHERE edits > 0")
     assert edited == failed.query("SELECT min(id) FROM redrive_letters WHERE state = 'dead'")
     assert failed.query("SELECT count(*) FROM redrive_letters WHERE edits > 0") == [(1,)]
+
+
+def words(text: str) -> str:
+    """Without the line breaks of a narrow terminal."""
+    return " ".join(text.split())
+
+
+def test_dlq_names_the_operation_whose_letters_wait(failed: Any) -> None:
+    assert failed.redrive("dlq", "replay", "--all", "--yes", "--store", "shop.db").code == 0
+    assert words(failed.redrive("dlq", "--store", "shop.db").out) == (
+        "no dead letters; operation 1 has 4 letters that wait for their turn: "
+        "4 selected, 0 applied, 0 failed (redrive ops 1)"
+    )
+    failed.redrive("ops", "cancel", "1", "--yes", "--store", "shop.db")
+    assert words(failed.redrive("dlq", "--type", "nothing", "--store", "shop.db").out) == "no dead letters"
+
+
+def test_replay_says_what_bounds_its_rate(failed: Any) -> None:
+    budget = "retry budget, 100 a second (setting retry_budget)"
+    assert budget in words(failed.redrive("dlq", "replay", "-s", "charge", "--yes", "--store", "shop.db").out)
+    assert budget in words(failed.redrive("ops", "1", "--store", "shop.db").out)
+    assert "at most 100 a second on one dependency" in words(failed.redrive("status", "--store", "shop.db").out)
+    failed.redrive("ops", "cancel", "1", "--yes", "--store", "shop.db")
+    answer = failed.redrive("dlq", "replay", "-s", "charge", "--rate", "500/s", "--yes", "--store", "shop.db")
+    assert "500 a second at most, as --rate says; the retry budget does not bound them" in words(answer.out)
+    assert "in place of the retry budget" in words(failed.redrive("dlq", "replay", "--help").out)

@@ -30,6 +30,7 @@ INSERT INTO redrive.letters (subscription, position, lane, event_id, type, key, 
            1, n, n, 0, n, n, 'f' || n % 97, n FROM generate_series(1, 30000) n;
 INSERT INTO redrive.lanes SELECT subscription, lane, count(*), min(position) FROM redrive.letters
     WHERE state IN ('retrying', 'dead') GROUP BY subscription, lane;
+INSERT INTO redrive.changes SELECT 1, n / 3, n % 3, 'k' || n % 2000 FROM generate_series(1, 30000) n;
 INSERT INTO redrive.attempts (letter, attempt, at, outcome)
     SELECT n % 30000 + 1, 1, n, 'failed' FROM generate_series(1, 60000) n;
 INSERT INTO redrive.journal (letter, subscription, position, state, rev, at)
@@ -75,7 +76,10 @@ ASKED: dict[str, Any] = {
     "operation_page": {"before": 500, "limit": 20},
     "operation_results": {"id": 5, "after": 0, "result": None, "limit": 50},
     "operation_bad": {"id": 5, "after": 0, "result": "failed", "limit": 50},
-    "operation_unasked": {"id": 5, "limit": 50}, "operation_waiting": {"id": 5, "limit": 50},
+    "operation_unasked": {"id": 5, "after": 0, "limit": 50},
+    "operation_unfinished": {"id": 5, "after": 100, "now": 1.0, "limit": 400}, "operations_waiting": {"limit": 5},
+    "changed_lanes": (1, 100, 102), "changed_loose": (1, 100, 102), "change_count": (1, 100, 102),
+    "operation_waiting": {"id": 5, "limit": 50},
     "state_get": (1, "k17"), "state_near": {"subscription": 1, "start": "k1", "limit": 3},
     "audit_all": {"after": 20000, "limit": 100}, "doctor_old_dead": {"subscription": 1, "limit": 1000, "before": 5.0},
     "doctor_late": {"subscription": 1, "limit": 1000, "before": 5.0},

@@ -10,7 +10,7 @@ import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
 from redrive.cli.progress import counting, progress, quiet_option
-from redrive.cli.receipt import exit_code, report, report_nothing
+from redrive.cli.receipt import exit_code, pace_of, report, report_nothing
 from redrive.cli.render import plain, plural, say
 from redrive.cli.select import covered, nothing_like, selects
 from redrive.cli.waiting import finish, owners
@@ -34,7 +34,7 @@ lane_option = click.option("--lane", is_flag=True, help="Also what waits behind 
 @click.option("--rehearse", "is_rehearsal", is_flag=True, help="Only try: run the program, keep nothing. Needs --app.")
 @click.option("--lane", is_flag=True, help="With --rehearse: also what waits behind them.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many, the oldest first.")
-@click.option("--rate", metavar="N/s", help="At most so many a second, e.g. 50/s.")
+@click.option("--rate", metavar="N/s", help="So many a second at most, e.g. 50/s, in place of the retry budget.")
 @click.option("--wait", is_flag=True, help="Come back when they have run.")
 @click.option("--reason", default="", help="Goes into the audit.")
 @quiet_option
@@ -154,19 +154,20 @@ def _replay(
     with progress("replay: asked for", "letters", len(letters), quiet=quiet) as show:
         desk.bulk.ask(number, counting(deed, show))
     if desk.bulk.get(number).waiting and (here or (wait and elsewhere)):
-        waited_for = None if wait else here
+        unfinished = desk.bulk.unfinished(number, None if wait else here)
         with progress("replay", "letters", len(letters), quiet=quiet) as show:
 
             def is_done() -> bool:
                 so_far = desk.bulk.get(number)
                 show(so_far.applied + so_far.failed + so_far.skipped)
-                return not desk.bulk.is_waiting(number, waited_for)
+                return not unfinished.look()
 
             finish(app, here, elsewhere if wait else (), is_done)
     operation = desk.bulk.get(number)
     alone = sorted(name for name in elsewhere if owners(app)[name].owner is None)
     report(desk.bulk, operation, as_json)
     if operation.waiting and not as_json:
+        pace_of(app, operation)
         if alone:
             say(f"nobody runs {', '.join(alone)} now: start a worker, or add --app MODULE:APP")
         else:

@@ -32,7 +32,6 @@ def status(check: bool, store: str | None, program: str | None, as_json: bool) -
     With --check only what needs an operator is told, and the exit code is 4 if anything does.
     """
     from redrive.cli.scheduled import backlog_lines
-    from redrive.clock import short_name
     from redrive.replay.attention import attention
     from redrive.replay.scheduled import backlog
     from redrive.replay.status import fullest_lanes
@@ -41,7 +40,7 @@ def status(check: bool, store: str | None, program: str | None, as_json: bool) -
         operations = app.operate()
         found, now = operations.status(), operations.operator.now()
         needs = attention(operations.operator.store, operations.operator.env, found)
-        lane_max = app.runtime.settings.lane_max
+        lane_max, budget = app.runtime.settings.lane_max, app.runtime.settings.retry_budget
         with operations.operator.store.reading() as tx:
             full = fullest_lanes(tx, lane_max)
         scheduled = backlog_lines(backlog(operations.operator.store, now), now)
@@ -65,24 +64,33 @@ def status(check: bool, store: str | None, program: str | None, as_json: bool) -
     )  # fmt: skip
     table(columns, rows, keep=("subscription", "state"), drop=("position", "applied"))
     for one in found:
-        if one.halted is not None:
-            block(f"{plain(one.subscription)} is halted: {plain(one.halted)}", "")
-        if one.holds:
-            say(f"{one.subscription}: {plural(one.holds, 'hold')} of keys; redrive hold {one.subscription}")
-        if one.rebuilding_until is not None:
-            by = "" if one.reserved_by is None else f" by {plain(short_name(one.reserved_by))}"
-            block(f"{plain(one.subscription)} is being rebuilt{by} up to position {one.rebuilding_until}", "")
-        for worker, reason in one.not_run_by:
-            if reason != one.halted:
-                block(f"{plain(worker)} does not run {plain(one.subscription)}: {plain(reason)}", "")
+        _show_more(one)
     for need in needs:
         if need.check not in SHOWN_BY_STATUS:
             block(f"{plain(need.message)}; {plain(need.advice)}", "")
+    if any(one.retrying and one.kind == "handler" for one in found):
+        block(f"retries and replays of handlers: at most {budget:g} a second on one dependency (retry_budget)", "")
     for lane in full:
         block(f"{plain(lane.told(lane_max))}; {plain(lane.remedy)}", "")
     for line in scheduled:
         block(plain(line), "")
     return 0
+
+
+def _show_more(one: SubscriptionStatus) -> None:
+    """What the table has no column for."""
+    from redrive.clock import short_name
+
+    if one.halted is not None:
+        block(f"{plain(one.subscription)} is halted: {plain(one.halted)}", "")
+    if one.holds:
+        say(f"{one.subscription}: {plural(one.holds, 'hold')} of keys; redrive hold {one.subscription}")
+    if one.rebuilding_until is not None:
+        by = "" if one.reserved_by is None else f" by {plain(short_name(one.reserved_by))}"
+        block(f"{plain(one.subscription)} is being rebuilt{by} up to position {one.rebuilding_until}", "")
+    for worker, reason in one.not_run_by:
+        if reason != one.halted:
+            block(f"{plain(worker)} does not run {plain(one.subscription)}: {plain(reason)}", "")
 
 
 @click.command()

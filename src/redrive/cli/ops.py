@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, reads, store_option, yes_option
-from redrive.cli.receipt import exit_code, one_line, operation_json, report
+from redrive.cli.receipt import exit_code, one_line, operation_json, pace_of, report
 from redrive.cli.render import ago, emit_json, plural, table
 from redrive.replay.bulk import AUTOMATIC
 
@@ -59,6 +59,8 @@ def show(number: int, store: str | None, program: str | None, as_json: bool) -> 
         bulk = app.operate().bulk
         operation = bulk.get(number)
         report(bulk, operation, as_json)
+        if not as_json:
+            pace_of(app, operation)
     if operation.state == "interrupted" and not as_json:
         click.echo(f"its command ended early: `redrive ops resume {number}` asks for the rest")
     return exit_code(operation)

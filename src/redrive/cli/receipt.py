@@ -45,6 +45,24 @@ def report_nothing(app: App, action: str, reason: str, as_json: bool, nothing: s
     return 0
 
 
+def pace_of(app: App, operation: Operation) -> None:
+    """Say what bounds the letters of a replay that have not run yet."""
+    from redrive.replay.bulk import AUTOMATIC
+
+    if operation.action != "replay" or not operation.waiting:
+        return
+    budget = f"retry budget, {app.runtime.settings.retry_budget:g} a second (setting retry_budget)"
+    if operation.who == AUTOMATIC:
+        say(f"they run as the rule for automatic replay says, within the {budget}", "  ")
+    elif operation.rate is not None:
+        say(
+            f"they run at {operation.rate:g} a second at most, as --rate says; the retry budget does not bound them",
+            "  ",
+        )
+    else:
+        say(f"letters of handlers run within the {budget}; --rate N/s takes its place", "  ")
+
+
 def one_line(operation: Operation) -> str:
     """`3,000 selected = 2,990 applied + 10 failed`."""
     parts = [f"{getattr(operation, name):,} {name}" for name in PARTS if getattr(operation, name)]

@@ -14,6 +14,7 @@ from redrive.cli.render import plain, plural
 
 if TYPE_CHECKING:
     from redrive.app import App
+    from redrive.replay.bulk import Operation
     from redrive.replay.select import Selection
     from redrive.store.port import LetterRow
 
@@ -106,7 +107,17 @@ def nothing_like(app: App, selection: Selection) -> str:
             near = difflib.get_close_matches(given, known, n=1)
             if near:
                 return f"no dead letters; did you mean {option} {near[0]}?"
-    return "no dead letters"
+    under_way = app.operate().bulk.waiting(limit=1)
+    return f"no dead letters; {_told(under_way[0])}" if under_way else "no dead letters"
+
+
+def _told(operation: Operation) -> str:
+    """Letters that were dead and have been asked for are not dead any more: they wait for their turn."""
+    return (
+        f"operation {operation.id} has {plural(operation.waiting, 'letter')} that wait for their turn: "
+        f"{operation.selected:,} selected, {operation.applied:,} applied, {operation.failed:,} failed "
+        f"(redrive ops {operation.id})"
+    )
 
 
 def covered(selection: Selection, letters: Sequence[LetterRow], reason: str, limit: int | None = None) -> str:

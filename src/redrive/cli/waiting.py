@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from redrive.app import App
     from redrive.replay.status import SubscriptionStatus
 
-LOOK_EVERY = 0.05  # seconds between two looks at the store
+LOOK_EVERY = 0.1  # seconds between two looks at the store; each takes a few milliseconds
+OWNERS_EVERY = 5  # looks until the owners are looked at again, which may take longer
 UNOWNED_MAX = 5.0  # seconds without any owner after which nobody is coming
 
 
@@ -38,18 +39,25 @@ async def _finish(app: App, here: Collection[str], elsewhere: Collection[str], i
 
 async def _watch(app: App, names: set[str], is_done: Callable[[], bool]) -> None:
     """Look again and again; a subscription that stands still ends the waiting with its reason."""
-    unowned = 0.0
+    unowned, looks = 0.0, 0
     while not is_done():
-        found = [one for name, one in owners(app).items() if name in names]
-        for one in found:
-            if one.halted is not None:
-                raise click.ClickException(f"{plain(one.subscription)} is halted: {one.halted}")
-            if one.paused:
-                raise click.ClickException(f"{plain(one.subscription)} is paused; nothing runs until it is resumed")
-        lonely = [one.subscription for one in found if one.owner is None]
-        unowned = unowned + LOOK_EVERY if lonely else 0.0
-        if unowned > UNOWNED_MAX:
-            raise click.ClickException(
-                f"nobody runs {', '.join(map(plain, lonely))} any more; what was asked stays asked"
-            )
+        if looks % OWNERS_EVERY == 0:
+            lonely = _lonely(app, names)
+            unowned = unowned + OWNERS_EVERY * LOOK_EVERY if lonely else 0.0
+            if unowned > UNOWNED_MAX:
+                raise click.ClickException(
+                    f"nobody runs {', '.join(map(plain, lonely))} any more; what was asked stays asked"
+                )
+        looks += 1
         await asyncio.sleep(LOOK_EVERY)
+
+
+def _lonely(app: App, names: set[str]) -> list[str]:
+    """Those of these subscriptions that have no owner; one that stands still is an error."""
+    found = [one for name, one in owners(app).items() if name in names]
+    for one in found:
+        if one.halted is not None:
+            raise click.ClickException(f"{plain(one.subscription)} is halted: {one.halted}")
+        if one.paused:
+            raise click.ClickException(f"{plain(one.subscription)} is paused; nothing runs until it is resumed")
+    return [one.subscription for one in found if one.owner is None]

@@ -19,6 +19,7 @@ from redrive.replay.letters import CHUNK_TIME_MAX, LetterDesk
 from redrive.store.port import LetterRow, StoreTx
 
 CHUNK_MAX = 200  # letters asked for at a time
+LOOKED_AT_MAX = 400  # letters of one look whether an operation is over: 4 ms
 FROZEN_MAX = 5_000  # letters of a selection written in one transaction: 20 ms
 AUTOMATIC = "auto-replay"  # who replays without being asked: its letters are asked for one after the other
 CANCELLED = "the operation was cancelled"
@@ -93,6 +94,29 @@ class Part(Ticket):
         rows = [(result, "", self.operation, letter) for letter in done]
         rows += [("skipped", one.why, self.operation, one.letter) for one in refused]
         tx.sql.many("operation_asked", rows)
+
+
+class Unfinished:
+    """Does anything that an operation asked for still run, or what waited behind it?
+
+    A look reads a limited number of letters, behind those that are known to be done: nothing of the operation runs
+    there any more.
+    """
+
+    def __init__(self, operator: Operator, number: int, subscriptions: Collection[int]) -> None:
+        self._operator, self._number, self._subscriptions = operator, number, subscriptions
+        self._done = 0  # letters up to this one are finished, and nothing that waited behind them is due
+
+    def look(self) -> bool:
+        """True while something runs, or while there is more to look at."""
+        values = {"id": self._number, "after": self._done, "now": self._operator.now(), "limit": LOOKED_AT_MAX}
+        with self._operator.store.reading() as tx:
+            rows = tx.sql.all("operation_unfinished", values)
+        for letter, subscription, is_open in rows:
+            if is_open and subscription in self._subscriptions:
+                return True
+            self._done = letter
+        return len(rows) == LOOKED_AT_MAX
 
 
 class BulkDesk:
@@ -191,13 +215,16 @@ class BulkDesk:
         with self._store.reading() as tx:
             return operation_of(tx, number)
 
-    def is_waiting(self, number: int, of: Collection[str] | None = None) -> bool:
-        """Has anything it asked for still to run, in these subscriptions, or what waited behind it?"""
+    def unfinished(self, number: int, of: Collection[str] | None = None) -> Unfinished:
+        """Something to ask again and again whether letters of an operation, in these subscriptions, still run."""
         with self._store.reading() as tx:
-            names = {row.id: row.name for row in tx.progress.all()}
-            rows = tx.sql.all("operation_waiting_in", {"id": number})
-            following = tx.sql.one("operation_following", {"id": number, "now": self._operator.now()})
-        return following is not None or any(of is None or names[number] in of for (number,) in rows)
+            wanted = {row.id for row in tx.progress.all() if of is None or row.name in of}
+        return Unfinished(self._operator, number, wanted)
+
+    def waiting(self, limit: int = 5) -> list[Operation]:
+        """Operations with letters that have not run yet, the newest first."""
+        with self._store.reading() as tx:
+            return [_operation(row) for row in tx.sql.all("operations_waiting", {"limit": limit})]
 
     def recent(self, before: int = 2**62, limit: int = 50) -> list[Operation]:
         """Operations, the newest first."""

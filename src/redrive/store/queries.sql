@@ -787,18 +787,23 @@ WHERE operation = :id AND letter BETWEEN :first AND :last AND asked = 0 AND resu
 UPDATE redrive_operation_letters SET asked = 1, result = 'skipped', why = ?
 WHERE operation = ? AND letter = ? AND asked = 0 AND result IS NULL
 
--- name: operation_waiting_in
-SELECT DISTINCT l.subscription FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
-WHERE o.operation = :id AND o.asked = 1 AND o.result IS NULL
+-- name: operation_unfinished
+-- The next letters of an operation: is each asked for and not run, or is what waited behind it due now?
+SELECT o.letter, l.subscription, CASE
+       WHEN o.asked = 1 AND o.result IS NULL THEN 1
+       WHEN o.result = 'applied' AND EXISTS
+            (SELECT 1 FROM redrive_lanes k JOIN redrive_letters h ON h.subscription = k.subscription AND h.lane = k.lane
+             AND h.position = k.oldest AND h.state IN ('retrying', 'dead')
+             WHERE k.subscription = l.subscription AND k.lane = l.lane AND h.state = 'retrying' AND h.due_at <= :now) THEN 1
+       ELSE 0 END
+FROM redrive_operation_letters o LEFT JOIN redrive_letters l ON l.id = o.letter
+WHERE o.operation = :id AND o.letter > :after ORDER BY o.letter LIMIT :limit
 
--- name: operation_following
--- Is there a lane, freed by this operation, whose next letter is due?
-SELECT 1 FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter
-JOIN redrive_letters f ON f.subscription = l.subscription AND f.lane = l.lane AND f.state = 'retrying' AND f.due_at <= :now
-WHERE o.operation = :id AND o.result = 'applied' AND NOT EXISTS
-      (SELECT 1 FROM redrive_letters h WHERE h.subscription = f.subscription AND h.lane = f.lane
-       AND h.state IN ('retrying', 'dead') AND h.position < f.position)
-LIMIT 1
+-- name: operations_waiting
+-- Operations with letters that have not run yet, the newest first.
+SELECT id, action, who, reason, at, selected, rate, ended_at, cancelled, applied, failed, skipped, waiting,
+       selected - applied - failed - skipped - waiting
+FROM redrive_operations WHERE waiting > 0 ORDER BY id DESC LIMIT :limit
 
 -- name: operation_waiting
 SELECT o.letter, l.subscription, l.lane FROM redrive_operation_letters o JOIN redrive_letters l ON l.id = o.letter

@@ -26,6 +26,10 @@ CREATE TABLE redrive.changes (
     PRIMARY KEY (subscription, version, letter)
 );
 
+-- Operations that have letters to run, which `dlq` names.
+
+CREATE INDEX operations_waiting ON redrive.operations (id) WHERE waiting > 0;
+
 -- Holds.
 
 CREATE TABLE redrive.holds (                        -- keys whose events are kept back until an operator releases them

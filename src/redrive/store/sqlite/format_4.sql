@@ -26,6 +26,10 @@ CREATE TABLE redrive_changes (
     PRIMARY KEY (subscription, version, letter)
 ) WITHOUT ROWID;
 
+-- Operations that have letters to run, which `dlq` names.
+
+CREATE INDEX redrive_operations_waiting ON redrive_operations (id) WHERE waiting > 0;
+
 -- Holds.
 
 CREATE TABLE redrive_holds (                        -- keys whose events are kept back until an operator releases them
