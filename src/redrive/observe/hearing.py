@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 QUEUE_MAX = 10_000  # batches of signals; beyond it the newest are dropped and counted
@@ -28,6 +28,7 @@ class Hearing:
         self._late: deque[tuple[Heard, Sequence[Any]]] = deque()
         self._is_late = False  # the thread knows that something was put off; cleared before it looks what
         self._due: float | None = None
+        self._timers: list[tuple[float, Callable[[], Any]]] = []  # a few: of a listener that counts
         self._former = former
         self.thread = threading.Thread(target=self._hear, name="redrive-signals", daemon=True)
         self.thread.start()
@@ -46,6 +47,11 @@ class Hearing:
             if not self._put(self._begin_waiting):
                 self._is_late = False  # the thread looks by itself when it has made room
         return True
+
+    def later(self, seconds: float, run: Callable[[], Any]) -> bool:
+        """Run it after so many seconds, if the thread has not ended by then. False: there is no room."""
+        at = time.monotonic() + seconds
+        return self._put(lambda: self._timers.append((at, run)))
 
     def flush(self, timeout: float) -> None:
         """Wait until all of it has been heard, at most so long."""
@@ -76,9 +82,12 @@ class Hearing:
             self._former.join()
             self._former = None
         while True:
-            wait = None if self._due is None else self._due - time.monotonic()
+            now = time.monotonic()
+            wait = min((at - now for at in self._times()), default=None)
             if wait is not None and wait <= 0:  # also if there is always something else to hear
-                self._catch_up()
+                if self._due is not None and self._due <= now:
+                    self._catch_up()
+                self._run_timers(now)
                 continue
             try:
                 run = self._told.get(timeout=wait)
@@ -90,6 +99,18 @@ class Hearing:
             run()
             if self._late:
                 self._begin_waiting()
+
+    def _times(self) -> Iterator[float]:
+        if self._due is not None:
+            yield self._due
+        for at, _ in self._timers:
+            yield at
+
+    def _run_timers(self, now: float) -> None:
+        due = [run for at, run in self._timers if at <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        for run in due:
+            quietly(run, of=BaseException)
 
     def _begin_waiting(self) -> None:
         if self._due is None:

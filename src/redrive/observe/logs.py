@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import isinf
+from typing import Any
 
 from msgspec.structs import asdict
 
 from redrive.masking import mask_text
 from redrive.observe import signals as sig
-from redrive.observe.signals import Choosy, Signal, Signals
+from redrive.observe.signals import Choosy, Closing, Later, Signal, Signals
+from redrive.observe.summaries import Summaries
 
 logger = logging.getLogger("redrive")
 
@@ -55,26 +58,67 @@ def name_of(signal: type[Signal]) -> str:
 _NAMES: dict[type[Signal], str] = {kind: name_of(kind) for kind in sig.ALL}
 
 
-class LogListener(Choosy):
-    """Writes signals to the logger."""
+class LogListener(Choosy, Closing):
+    """Writes signals to the logger, and of too many of one kind a summary each second."""
+
+    def __init__(self, later: Later | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`later` calls a function after some seconds, in the thread that calls this one; None: nothing does."""
+        self._later, self._monotonic = later, monotonic
+        self._summaries = Summaries()
+        self._is_awaited = False  # the function that ends the second is going to be called
 
     def wants(self, signals: Sequence[Signal]) -> bool:
         """Would any of them be a line?"""
         return any(logger.isEnabledFor(_LEVELS.get(type(signal), logging.INFO)) for signal in signals)
 
     def __call__(self, signals: Sequence[Signal]) -> None:
+        now = self._monotonic()
+        if self._summaries.has_ended(now):
+            self.close()
         for signal, count in _together(signals):
             kind = type(signal)
             level = _LEVELS.get(kind, logging.INFO)
             if logger.isEnabledFor(level):
-                name = _NAMES[kind]
+                name, counted = _NAMES[kind], _kind(signal, level)
+                if counted is not None and not self._summaries.is_line(
+                    counted, name, level, partial(asdict, signal), count, now
+                ):
+                    continue
                 fields = asdict(signal)
                 if count > 1:
                     fields["count"] = count
-                text = mask_text(" ".join([name, *[f"{field}={_short(value)}" for field, value in fields.items()]]))
-                # Not logger.log: it would walk the stack for every line to find out that it comes from here.
-                extra = {"redrive": {"signal": name, **fields}}
-                logger.handle(logger.makeRecord(logger.name, level, __file__, 0, text, (), None, extra=extra))
+                _write(name, level, fields)
+        if not self._is_awaited and self._later is not None and (rest := self._summaries.rest(now)) is not None:
+            self._is_awaited = self._later(rest, self._end)
+
+    def close(self) -> None:
+        """Write what was counted and has no line yet."""
+        for name, level, fields in self._summaries.end(self._monotonic()):
+            _write(name, level, fields)
+
+    def _end(self) -> None:
+        self._is_awaited = False
+        self.close()
+
+
+def _kind(signal: Signal, level: int) -> Hashable | None:
+    """What a signal is counted by where there are too many of it; None: it is a line, however many there are."""
+    if isinstance(signal, sig.Failing):
+        return _reason(signal)
+    return None if level >= logging.WARNING else (type(signal), getattr(signal, "subscription", None))
+
+
+def _write(name: str, level: int, fields: dict[str, Any]) -> None:
+    text = mask_text(" ".join([name, *[f"{field}={_value(value)}" for field, value in fields.items()]]))
+    # Not logger.log: it would walk the stack for every line to find out that it comes from here.
+    extra = {"redrive": {"signal": name, **fields}}
+    logger.handle(logger.makeRecord(logger.name, level, __file__, 0, text, (), None, extra=extra))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):  # examples of a summary
+        return _short("; ".join(" ".join(f"{name}={part}" for name, part in one.items()) for one in value))
+    return _short(value)
 
 
 def _together(signals: Sequence[Signal]) -> Iterable[tuple[Signal, int]]:
@@ -137,7 +181,7 @@ def _finite(fields: dict[str, object]) -> dict[str, object]:
 def log_signals(signals: Signals) -> None:
     """Write signals to the logger; where its lines go is the program's business."""
     if not any(isinstance(listener, LogListener) for listener in signals._listeners):
-        signals.listen(LogListener())
+        signals.listen(LogListener(signals.later))
 
 
 def log_to_stderr(log_format: str) -> None:

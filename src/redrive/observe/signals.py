@@ -289,6 +289,7 @@ ALL: tuple[type[Signal], ...] = (
 )  # fmt: skip
 
 Listener = Callable[[Sequence[Signal]], Any]
+Later = Callable[[float, Callable[[], Any]], bool]
 
 
 class Choosy:
@@ -301,6 +302,14 @@ class Choosy:
 
 class Patient:
     """A listener that may hear of a batch some moments later, together with others: what counts has time."""
+
+
+class Closing:
+    """A listener that has something left to say when no more signals follow."""
+
+    def close(self) -> None:
+        """Say it. Called where the signals are heard, after all of them; there may be more later on."""
+        raise AssertionError
 
 
 class Signals:
@@ -344,6 +353,10 @@ class Signals:
         elif not self._present().tell(lambda: quietly(function, *arguments, of=BaseException)):
             self.dropped += 1
 
+    def later(self, seconds: float, function: Callable[[], Any]) -> bool:
+        """Call a function of a listener's after so many seconds, where the signals are heard. False: that cannot be."""
+        return not self._inline and self._present().later(seconds, function)
+
     def heir(self) -> Signals:
         """The same listeners after a fork, which the thread that calls them does not survive."""
         fresh = Signals(inline=self._inline)
@@ -360,6 +373,11 @@ class Signals:
 
     def close(self) -> None:
         """The thread ends when all that was told has been heard; whoever tells more gets another, in its turn."""
+        hearing = self._hearing
+        if self._inline or (hearing is not None and not self._is_closed and hearing.thread.is_alive()):
+            for listener in self._listeners:
+                if isinstance(listener, Closing):
+                    self.call(listener.close)
         with self._lock:
             if self._hearing is not None and not self._is_closed and self._hearing.thread.is_alive():
                 self._is_closed = self._hearing.end()
