@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,29 @@ def test_only_what_may_pass_goes_and_never_too_often_or_too_late(
     assert may == (reason in MAY_PASS and replays < rule.times and young)
     assert why_not(rule, letter, now, "crm")
     assert (why_not(rule, letter, now, "bank") == "") == may
+
+
+def test_letters_without_a_lane_go_side_by_side() -> None:
+    made = [DeadLetter(n, n, lane, "failing", None, 0, 0.0, 0) for n, lane in enumerate([None, "a", None, "a", None])]
+    assert [one.letter for one in next_letters(made, 9)] == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("cron", ["", "* * * *", "0 0 30 2 *", "often", 5])
+def test_line_that_is_never_due_is_refused(cron: Any) -> None:
+    with pytest.raises(UsageError, match="is no line of five fields that is ever due"):
+        auto_replay(cron)
+    if cron:
+        with pytest.raises(UsageError, match="is no line of five fields that is ever due"):
+            tuned_replay("mail", None, {"cron": cron}, has_breaker=True)
+
+
+def test_rule_that_could_never_start_is_refused() -> None:
+    with pytest.raises(UsageError, match="on_recovery is True or False, not 1"):
+        auto_replay(on_recovery=1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="waits for a breaker to close"):
+        settled_for("mail", auto_replay("* * * * *", on_recovery=True), has_breaker=False)
+    with pytest.raises(UsageError, match="times"):
+        auto_replay("* * * * *", times=0)
 
 
 def test_who_waits_behind_another_and_who_had_its_turn_are_left_alone() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import UsageError
-from redrive.policy.limiter import FULL, Bucket, bucket
+from redrive.policy.limiter import FULL, Bucket, bucket, paced
 
 NOW = 1_800_000_000.0  # where a float is exact to a quarter of a microsecond
 
@@ -80,6 +80,16 @@ def test_what_is_given_back_can_be_taken_again_and_no_more(limit: Bucket, count:
     state = limit.give_back(state, NOW, granted)
     again, _, _ = limit.take(state, NOW, limit.burst + 5)
     assert again == limit.burst
+
+
+def test_pace_saves_up_a_tenth_of_a_second_and_at_least_one() -> None:
+    assert [paced(limit).burst for limit in ("1/s", "10/s", "11/s", "500/s")] == [1, 1, 2, 50]
+
+
+def test_what_is_given_back_after_the_clock_was_set_back_counts() -> None:
+    limit = Bucket(1.0, 2)
+    taken = limit.take(FULL, 1000.0, 2)
+    assert limit.take(limit.give_back(taken.state, 10.0), 10.0, 2).granted == 1
 
 
 def test_refusing_costs_nothing() -> None:

@@ -67,6 +67,11 @@ def test_only_reopening_ever_takes_a_letter_out_of_the_settled_states(verbs: lis
         state = after
 
 
+def test_step_that_cannot_happen_names_those_that_can() -> None:
+    with pytest.raises(BugError, match="cannot happen in the state applied, only superseded; please report"):
+        letters.next_state(letters.State.APPLIED, letters.Verb.REPLAYED)
+
+
 def test_a_replay_starts_from_the_dead_only() -> None:
     assert [state for state, verb in letters.TRANSITIONS if verb is letters.Verb.REPLAYED] == [letters.State.DEAD]
 

@@ -77,6 +77,13 @@ def test_a_pattern_that_cannot_be_kept_is_refused(pattern: str, why: str) -> Non
     assert why in str(refused.value)
 
 
+@pytest.mark.parametrize("pattern", ["a|b", "(a|b)c", "a||b", "(|a)b", "a{0}b", "a{0,2}", "(a|)*b"])
+def test_branches_and_counts_mean_what_they_mean_to_python(pattern: str) -> None:
+    made, python = regex("x", pattern), re.compile(pattern)
+    for text in ("", "a", "b", "ab", "ac", "bc", "c", "aab", "aa", "aaa", "abc", "|", "a|b"):
+        assert made.fits(text) is (python.fullmatch(text) is not None), text
+
+
 def test_anchors_at_the_ends_say_nothing_new_and_a_long_text_fits_nothing() -> None:
     made = regex("discard", "^a+$")
     assert made.fits("aaa") and not made.fits("aab")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import UsageError
-from redrive.policy.rules import Candidate, Drop, Keep, Rules, rules
+from redrive.policy.rules import Candidate, Drop, Keep, Rules, rules, written
 
 TYPES = ["health.ping", "health", "order.placed", "order.paid", "audit.login", "metrics.cpu"]
 PATTERNS = ["health.*", "health", "order.*", "order.p?id", "*.login", "none.such"]
@@ -58,6 +58,18 @@ def test_a_discard_names_the_first_pattern_that_matched(discard: list[str], keep
             assert rule == f"discard {first}"
         case Keep(broken_rule):
             assert broken_rule == ""
+
+
+@pytest.mark.parametrize("option", ["discard", "keep", "keep_if"])
+def test_rules_with_a_single_option_are_rules(option: str) -> None:
+    assert rules(**{option: (lambda letter: True) if option == "keep_if" else "*"})  # type: ignore[arg-type]
+    assert not Rules()
+
+
+def test_regular_expression_of_a_settings_file_describes_the_whole_type() -> None:
+    said = Rules(discard=written("rules.discard", ["/order[.](placed|paid)/", "mail.*", "/"]))
+    found = [isinstance(said.judge(kind, None), Drop) for kind in ("order.paid", "order.paid.late", "mail.sent", "/")]
+    assert found == [True, False, True, True]
 
 
 @given(types)

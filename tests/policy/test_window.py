@@ -17,6 +17,7 @@ STEP = st.one_of(
     st.tuples(st.just("skip"), st.none()),
     st.tuples(st.just("settle"), st.sets(st.integers(0, 30), max_size=8)),  # which of those that are open
     st.tuples(st.just("rewind"), st.integers(0, 6)),  # so many of the last ones
+    st.tuples(st.just("restart"), st.none()),  # another owner loads what the store has
 )
 
 
@@ -88,6 +89,9 @@ def test_what_is_planned_is_what_a_look_at_every_position_says(
                 kept = read[-count - 1] if count < len(read) else model.prefix
                 window.rewind(kept)
                 model.rewind(kept)
+            case "restart", None:
+                window = Window(model.prefix, model.marks)
+                model.rewind(model.prefix)
         assert (window.position, window.cursor) == (model.prefix, model.cursor)
         assert window.unsettled() == len(model.open)
         assert [at for at in model.log if window.is_open(at)] == model.open
@@ -98,6 +102,29 @@ def take(window: Window, model: Model, position: int) -> None:
     assert window.take(position) is is_new
     model.fates[position] = OPEN if is_new else SETTLED
     model.cursor = position
+
+
+def test_event_that_another_partition_settled_is_passed_over() -> None:
+    """It was one of ours under another key function, and the other partition has left its mark."""
+    window = Window(5, (), elsewhere=[6])
+    assert [window.take(position) for position in (6, 7)] == [False, True]
+    assert window.is_done(6)
+    assert window.plan({7}) == (7, [], 0, 2, 7)
+
+
+def test_projection_marks_what_the_slowest_partition_has_not_reached() -> None:
+    window = Window(5)
+    assert window.pass_to(8, [6, 7, 8], others=6) == (8, [7, 8], 0, 0, 6)
+    assert window.pass_to(8, [6, 7, 8]) == (8, [], 0, 0, 8)
+
+
+def test_window_holds_nothing_of_what_the_prefix_has_passed() -> None:
+    window = Window(0)
+    for first in range(1, 100, 3):
+        window.take_all([first, first + 1, first + 2])
+        window.commit(window.plan({first + 2}))
+        window.commit(window.plan({first, first + 1}))
+    assert (window.position, len(window), len(window._stored)) == (99, 0, 0)
 
 
 def test_what_nobody_waits_for_in_front_lets_the_prefix_advance() -> None:
