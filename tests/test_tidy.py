@@ -33,8 +33,8 @@ DOCSTRING_LINES_MAX = 10
 
 # What each part of the package may import of the package, besides itself.
 SHARED = {"version",
-    "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "files", "masking", "observe",
-    "reader", "settings", "subscription", "types", "units",
+    "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "files", "lossy", "masking",
+    "observe", "reader", "settings", "subscription", "types", "units",
 }  # fmt: skip
 PORTS = {"store", "sources", "sinks", "mirrors"}
 LAYERS: dict[str, set[str]] = {

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+import msgspec
+
 from redrive.codec import encode_data, from_json, is_model
 from redrive.errors import EventError, UsageError
 from redrive.event import check_type
@@ -20,6 +22,9 @@ from redrive.reader import DATA_ERRORS, Reader, Upcast, cause_of, make_decoder, 
 C = TypeVar("C", bound=type)
 
 MARK = "__redrive_event__"
+# Of each type the first event is looked at for values that JSON changes, and of all later ones so many together one: to
+# look at each would take as long as to encode it.
+LOOK_EVERY = 64
 _PLAIN_MAX = 1_000  # type names remembered as plain JSON; they come from outside, so their number must be bounded
 
 _marked: dict[str, list[type]] = {}  # every decorated class of the process, by event type
@@ -69,6 +74,8 @@ class EventTypes:
         self._readers: dict[str, Reader] = {}
         self.plain: set[str] = set()  # types that are known to be plain JSON: asked for each event, see Event.data
         self._seen = _marks
+        self._looked_at: set[str] = set()  # types of which an event was looked at; see LOOK_EVERY
+        self._encoded = 0
         _registries.add(self)
 
     def register(self, cls: type) -> None:
@@ -109,10 +116,19 @@ class EventTypes:
         cls = type(value)
         if cls is dict and name is not None:  # the ordinary case, quickly
             reader = self._readers.get(name) if self._seen == _marks else None
-            return name, (reader or self._reader(name)).schema, encode_data(value)
+            reader, raw = reader or self._reader(name), encode_data(value)
+            self._encoded += 1
+            if name not in self._looked_at or not self._encoded % LOOK_EVERY:
+                self._look_for_loss(reader, value)
+            return name, reader.schema, raw
         mark = cls.__dict__.get(MARK)
         if mark is None:
-            return name, 1 if name is None else self._reader(name).schema, encode_data(value)
+            reader, raw = None if name is None else self._reader(name), encode_data(value)
+            if reader is not None and cls is not msgspec.Raw:
+                self._encoded += 1
+                if name not in self._looked_at or not self._encoded % LOOK_EVERY:
+                    self._look_for_loss(reader, value)
+            return name, 1 if reader is None else reader.schema, raw
         if name is not None and name != mark[0]:
             raise EventError(f"{_show(cls)} is {mark[0]!r} and cannot be appended as {name!r}")
         if self._classes.get(mark[0]) is not cls:
@@ -127,6 +143,15 @@ class EventTypes:
                 error
             )
         return mark[0], mark[1], raw
+
+    def _look_for_loss(self, reader: Reader, value: Any) -> None:
+        """Warn of values that come back as others, unless a class or an upcast gives them back."""
+        if len(self._looked_at) < _PLAIN_MAX:
+            self._looked_at.add(reader.name)
+        if reader.plain:
+            from redrive.lossy import warn_of_loss  # a program that appends nothing does not need it
+
+            warn_of_loss(reader.name, value)
 
     def decode(self, name: str, schema: int, raw: bytes) -> Any:
         """The data of a stored event, as its class or as plain JSON values; Undecodable says why not."""
