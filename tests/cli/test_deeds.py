@@ -315,9 +315,10 @@ def test_reason_is_audit_text_and_dlq_reason_filters(failed: Any, path: str) -> 
     """Walk every `dlq` verb: the letters' reason has one name, and a verb that only reads refuses `--reason`."""
     options = [one for one in commands(cli)[path].params if isinstance(one, click.Option) and not one.hidden]
     names = {name for option in options for name in option.opts}
-    writes = path.removeprefix("redrive dlq").strip() in ("replay", "edit", "discard", "resolve", "import")
+    writing = ("replay", "edit", "discard", "resolve", "import", "now", "postpone")
+    writes = path.removeprefix("redrive dlq").strip() in writing
     assert ("--reason" in names) == writes and "--because" not in names
-    assert ("--dlq-reason" in names) == (path not in ("redrive dlq import", "redrive dlq note"))
+    assert ("--dlq-reason" in names) == ("--fingerprint" in names)
     if "--dlq-reason" not in names:
         return
     for old in ("--because",) if writes else ("--because", "--reason"):

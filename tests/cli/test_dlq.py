@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -24,16 +25,16 @@ def test_the_list_shows_dead_heads_and_what_waits_behind_them(failed: Any) -> No
     answer = failed.process("dlq", "list", "--store", "shop.db")
     assert answer.code == 0
     header, *rows = answer.out.splitlines()
-    assert header.split() == ["id", "subscription", "type", "key", "error", "tries", "waiting"]
+    assert header.split() == ["id", "subscription", "key", "error", "tries", "at", "ago", "waiting"]
     assert len(rows) == 2
-    assert all(row.endswith("1        1") for row in rows)
+    assert all(re.search(r"\d\d-\d\d \d\d:\d\dZ +(just now|\d+\w+ ago) +1$", row) for row in rows)
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
 def test_the_list_as_json_has_the_documented_fields(failed: Any) -> None:
     answer = failed.redrive("dlq", "list", "-s", "charge", "--json", REDRIVE_STORE="shop.db")
     (letter,) = answer.json
-    assert list(letter) == FIELDS
+    assert list(letter) == [*FIELDS, "behind"]
     assert (letter["subscription"], letter["key"], letter["state"], letter["waiting"]) == ("charge", "k1", "dead", 1)
     assert (letter["error_type"], letter["error_message"]) == ("ValueError", "cannot charge")
     assert letter["first_failed_at"].endswith("Z")
@@ -127,7 +128,43 @@ def test_the_letter_that_is_shown_may_be_the_oldest_of_a_selection(failed: Any) 
     assert [one["id"] for one in several] == [1, 3]
     assert failed.redrive("dlq", "show", "3", "1", "--json", "--store", "shop.db").json == several
     assert failed.redrive("dlq", "show", "--key", "k2", "--store", "shop.db").out == "no dead letters\n"
-    assert failed.redrive("dlq", "show", "--store", "shop.db").code == 2
+    assert failed.redrive("dlq", "show", "--payload", "--all", "7", "--store", "shop.db").code == 2
+
+
+def test_bare_show_shows_the_letter_that_failed_last(failed: Any) -> None:
+    failed.append(-1)
+    assert failed.redrive("run", "shop:app", "--until-idle", "--only", "revenue").code == 0
+    ((newest,),) = failed.query("SELECT max(id) FROM redrive_letters WHERE state = 'dead'")
+    (shown,) = failed.redrive("dlq", "show", "--json", "--store", "shop.db").json
+    assert shown["id"] == newest
+    said = failed.redrive("dlq", "show", "--store", "shop.db").out
+    assert said.startswith(f"letter           {newest}\n") and "there are more: --limit, or redrive dlq list\n" in said
+    two = failed.redrive("dlq", "show", "--limit", "2", "--json", "--store", "shop.db").json
+    assert [one["id"] for one in two] == [newest, 3]
+
+
+def test_times_stand_beside_ages_and_a_waiting_letter_names_the_one_that_blocks(failed: Any) -> None:
+    day = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ \((just now|\d+\w+ ago)\)"
+    assert re.search(rf"^  first {day}, last {day}$", failed.redrive("dlq", "--store", "shop.db").out, re.MULTILINE)
+    assert re.search(
+        r"last_failed_at +\S+Z \((just now|.* ago)\)", failed.redrive("dlq", "show", "1", "--store", "shop.db").out
+    )
+    parked = failed.process("dlq", "list", "--parked", "--store", "shop.db").out
+    assert "waits behind letter 1" in parked and "waits behind letter 3" in parked and "behind_head" not in parked
+    assert max(map(len, parked.splitlines())) <= 80
+    found = failed.redrive("dlq", "list", "--parked", "--json", "--store", "shop.db").json
+    assert [one["behind"] for one in found] == [1, 3]
+    shown = failed.redrive("dlq", "show", "2", "--store", "shop.db").out
+    assert "waits behind letter 1" in shown and "behind_head" not in shown and "due_at" not in shown
+
+
+def test_commands_in_hints_stay_on_one_line(failed: Any) -> None:
+    """At 80 columns, without a terminal, as in a chat or a ticket."""
+    said = failed.process("dlq", "--store", "shop.db").out
+    assert re.search(
+        r"^rehearse: redrive dlq replay --fingerprint \w{8} --rehearse --app MODULE:APP$", said, re.MULTILINE
+    )
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_what_is_said_of_a_verb_stands_behind_it(failed: Any) -> None:

@@ -74,7 +74,7 @@ def test_what_an_event_caused_is_named(failed: Any) -> None:
 def test_lanes_show_the_blast_radius(failed: Any) -> None:
     answer = failed.redrive("lanes", "--store", "shop.db")
     header, *rows = answer.out.splitlines()
-    assert header.split() == ["head", "subscription", "key", "state", "reason", "error", "age", "waiting"]
+    assert header.split() == ["letter", "subscription", "key", "state", "error", "since", "age", "waiting"]
     assert len(rows) == 2
     assert max(map(len, answer.out.splitlines())) <= 80
     (lane,) = failed.redrive("lanes", "-s", "charge", "--json", "--store", "shop.db").json
@@ -84,6 +84,14 @@ def test_lanes_show_the_blast_radius(failed: Any) -> None:
     assert "next page: --after 1" in first.out
     (other,) = failed.redrive("lanes", "--after", "1", "--json", "--store", "shop.db").json
     assert other["subscription"] == "charge"
+
+
+def test_lanes_of_one_key(failed: Any) -> None:
+    found = failed.redrive("lanes", "--key", "k1", "--json", "--store", "shop.db").json
+    assert [(lane["subscription"], lane["lane"]) for lane in found] == [("revenue", "k1"), ("charge", "k1")]
+    (lane,) = failed.redrive("lanes", "--key", "k1", "-s", "charge", "--json", "--store", "shop.db").json
+    assert lane["subscription"] == "charge"
+    assert failed.redrive("lanes", "--key", "k0", "--store", "shop.db").out == "no letter holds the key k0 back\n"
 
 
 def test_no_lane_is_held_back(shop: Any) -> None:

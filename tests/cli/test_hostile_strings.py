@@ -336,7 +336,7 @@ def test_every_command_is_looked_at_here(command: Any) -> None:
         "run", "pause", "resume", "seek", "rebuild", "reset", "rename", "accept-from-now", "rekey", "import", "prune",
         "dlq replay", "dlq edit", "dlq discard", "dlq resolve", "dlq note", "dlq import", "dlq replay-all", "dlq purge",
         "ops cancel", "ops resume", "copy", "migrate", "demo", "scheduled cancel", "admit", "breaker open",
-        "breaker close",
+        "breaker close", "hold", "release", "dlq now", "dlq postpone",
     }  # fmt: skip
     known = {name for name, _ in commands()}
     assert known - LOOKS.keys() - own_tests - writes == set()

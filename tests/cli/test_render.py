@@ -148,3 +148,35 @@ def test_a_terminal_that_lacks_a_character_gets_its_number(tmp_path: Path) -> No
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"ums\xe4tze\\u6f22" in done.stdout
+
+
+COMMANDS = st.sampled_from(["`redrive ops resume 4`", "redrive dlq list --after 7", "`redrive run MODULE:APP`"])
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=9), max_size=20), COMMANDS, st.sampled_from(["", ";", ":", ","]))
+def test_wrapped_text_breaks_around_commands_and_loses_nothing(words: list[str], command: str, end: str) -> None:
+    text = " ".join([*words, command + end, *words])
+    lines = list(wrapped(text, 30, 34))
+    assert " ".join(lines) == text
+    assert any(command in line for line in lines)
+
+
+def test_command_longer_than_the_line_is_left_whole() -> None:
+    command = "redrive dlq replay --fingerprint 8b70c4d053a6 --rehearse --app MODULE:APP"
+    assert list(wrapped(f"rehearse it: {command}, or wait", 40)) == ["rehearse it:", f"{command},", "or wait"]
+
+
+def test_wide_table_leaves_out_what_matters_least(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = (">id", "subscription", "type", "error", ">zero", ">at")
+    rows = [(1, "s" * 20, "t" * 30, "e" * 300, 0, "01-02 03:04Z"), (2, "s" * 24, "t", "e", 0, "")]
+    table(columns, rows, keep=("subscription",), empty=("zero",), drop=("type", "at"))
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["id", "subscription", "type", "error", "at"]
+    assert max(map(len, lines)) == 80
+    table(
+        columns,
+        [(1, "s" * 24, "t" * 30, "e" * 300, 10**12, "2026-01-02 03:04Z")],
+        keep=("subscription",),
+        drop=("type", "at"),
+    )
+    assert capsys.readouterr().out.splitlines()[0].split() == ["id", "subscription", "error", "zero", "at"]

@@ -60,6 +60,7 @@ ASKED: dict[str, Any] = {
     "events_by_prefix": {"log": 1, "start": "abc", "limit": 2}, "lane_head": (1, "k17"), "letter_event": (77,),
     "letter_events": ("[1,2,3]",), "letter_get": {"id": 77}, "attempts_of": {"letter": 77},
     "letter_open_first": {"subscription": 1},
+    "select_newest": {"limit": 3}, "lane_of": LANE,
     "attention_due": {"subscription": 1, "before": 5.0, "limit": 1000}, "metrics_letters_held": {"limit": 100},
     "letters_page": {"state": "dead", "after": 20000, "limit": 50},
     "letters_to_heal": {"subscription": 1, "above": 20000, "limit": 50},

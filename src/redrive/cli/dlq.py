@@ -9,9 +9,9 @@ from click.core import ParameterSource
 
 from redrive.cli.attention import check_option, report_needs
 from redrive.cli.lazy import Commands
-from redrive.cli.letter import describe, letter_json, show_letter, summary
+from redrive.cli.letter import describe, letter_json, show_letter, since, summary
 from redrive.cli.program import opened, reads
-from redrive.cli.render import ago, emit_json, fit, moment, plain, plural, say, table
+from redrive.cli.render import ago, beside, emit_json, fit, moment, plain, plural, say, short_time, table
 from redrive.cli.select import chooses, filters, nothing_like, reads_only
 
 if TYPE_CHECKING:
@@ -104,20 +104,24 @@ def list_letters(
     with opened(store, program) as app:
         chosen = select_held if selection.reason == HELD else select_parked if parked else select_with_waiting
         heads = chosen(app.runtime.store, selection, after=after, limit=limit)
+        behind = app.operate().letters.behind_whom([letter for letter, _ in heads])
+        now = app.runtime.env.clock.now()
         nothing = "" if heads else nothing_like(app, selection)
     if as_json:
-        emit_json([letter_json(letter, waiting) for letter, waiting in heads])
+        emit_json([letter_json(letter, waiting) | {"behind": behind.get(letter.id)} for letter, waiting in heads])
         return 0
     if not heads:
         what = "nothing waits behind dead letters" if parked else nothing
         say(what if not after else f"no more: {what}")
         return 0
     rows = [
-        (letter.id, letter.subscription, letter.type, letter.key or "", summary(letter), letter.attempts, waiting)
+        (letter.id, letter.subscription, letter.type, letter.key or "", summary(letter, behind.get(letter.id)),
+         letter.attempts, short_time(since(letter)), ago(since(letter), now), waiting)
         for letter, waiting in heads
-    ]
-    columns = (">id", "subscription", "type", "key", "error", ">tries", ">waiting")
-    table(columns, rows, keep=("subscription",))
+    ]  # fmt: skip
+    columns = (">id", "subscription", "type", "key", "error", ">tries", ">at", ">ago", ">waiting")
+    keep = ("subscription", "error") if behind else ("subscription",)
+    table(columns, rows, keep=keep, drop=("type", "tries", "at"))
     if len(heads) == limit:
         click.echo(f"\nnext page: --after {heads[-1][0].id}")
     return 0
@@ -127,15 +131,22 @@ def list_letters(
 @chooses
 @click.option("--payload", is_flag=True, help="Show the event's data and headers too.")
 @click.option("--limit", default=1, show_default=True, type=click.IntRange(1, 100),
-              help="Letters shown, the oldest first, where they are not named by IDs.")  # fmt: skip
+              help="Letters shown, where they are not named by IDs.")  # fmt: skip
 @reads
 def show(payload: bool, limit: int, store: str | None, program: str | None, as_json: bool, selection: Selection) -> int:
-    """One letter: its event, its error, every attempt, who waits, what was done."""
-    from redrive.replay.select import select
+    """One letter: its event, its error, every attempt, who waits, what was done.
 
-    selection.check()
+    Without letters to choose, the one that failed last; with filters, the oldest of them.
+    """
+    from redrive.replay.select import newest, select
+
+    selection.check_names()
     with opened(store, program) as app:
-        found = select(app.runtime.store, selection, limit=limit + 1)
+        if selection.is_empty:
+            found = newest(app.runtime.store, limit + 1)
+        else:
+            found = select(app.runtime.store, selection, limit=limit + 1)
+        now = app.runtime.env.clock.now()
         more = not selection.ids and len(found) > limit
         details = [describe(app, letter, payload) for letter in (found[:limit] if more else found)]
         nothing = "" if found else nothing_like(app, selection)
@@ -145,9 +156,10 @@ def show(payload: bool, limit: int, store: str | None, program: str | None, as_j
     for number, one in enumerate(details):
         if number:
             click.echo("")
-        show_letter(one)
+        show_letter(one, now)
     if more:
-        click.echo(f"\nthere are more: --limit, or redrive dlq list --after {details[-1]['id']}")
+        after = "" if selection.is_empty else f" --after {details[-1]['id']}"
+        click.echo(f"\nthere are more: --limit, or redrive dlq list{after}")
     if nothing:
         say(nothing)
     return 0
@@ -234,10 +246,8 @@ def _show_cause(one: Cause, now: float) -> None:
     click.echo(f"{plural(one.dead, 'letter')}  {fit(one.subscription, 40)}  {plain(one.fingerprint[:8])}{standing}")
     kind = one.error_type.rpartition(".")[2] or ", ".join(one.reasons)
     click.echo("  " + fit(f"{kind}: {one.error_message}" if one.error_message else kind, 78))
-    click.echo(
-        f"  {plural(one.lanes, 'lane')} held back{more}, {plural(one.waiting, 'event')} waiting{more}; "
-        f"first {ago(one.first_seen, now)}, last {ago(one.last_seen, now)}"
-    )
+    click.echo(f"  {plural(one.lanes, 'lane')} held back{more}, {plural(one.waiting, 'event')} waiting{more}")
+    say(f"first {beside(one.first_seen, now)}, last {beside(one.last_seen, now)}", "  ")
     click.echo("  " + fit(f"types: {', '.join(one.types)}", 78))
     for entry in one.notes:
         click.echo("  " + fit(f"{'fixed' if entry.resolved else 'note'} by {entry.who}: {entry.text}", 78))

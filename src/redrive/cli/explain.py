@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redrive.cli.letter import summary
 from redrive.cli.program import opened, reads
-from redrive.cli.render import block, clock_time, emit_json, facts, moment, say, table
+from redrive.cli.render import block, clock_time, emit_json, facts, moment, say, short_time, table
 
 if TYPE_CHECKING:
     from redrive.replay.explain import Fate
@@ -42,32 +43,37 @@ def explain(event_id: str, log: str | None, store: str | None, program: str | No
 
 @click.command()
 @click.option("-s", "--subscription", metavar="NAME", help="Only lanes of this subscription.")
+@click.option("--key", metavar="KEY", help="Only the lane of this key.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="Lanes per page.")
 @click.option("--after", type=click.IntRange(1, 2**62), metavar="LETTER", help="The page after the lane of this head.")
 @reads
 def lanes(
-    subscription: str | None, limit: int, after: int | None, store: str | None, program: str | None, as_json: bool
-) -> int:
+    subscription: str | None, key: str | None, limit: int, after: int | None, store: str | None, program: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Keys that are held back: by which letter, since when, and how many events wait behind it; worst first."""
     from redrive.replay.lanes import lanes as blocked
     from redrive.units import show_duration
 
     with opened(store, program) as app:
         now = app.runtime.env.clock.now()
-        found = blocked(app.runtime.store, subscription, after, limit, now=now)
+        found = blocked(app.runtime.store, subscription, after, limit, key=key, now=now)
     if as_json:
         emit_json([_lane(one, now) for one in found])
         return 0
     if not found:
-        click.echo("no key is held back" if after is None else "no more keys are held back")
+        if key is not None:
+            say(f"no letter holds the key {key} back")
+        else:
+            click.echo("no key is held back" if after is None else "no more keys are held back")
         return 0
     rows = [
-        (one.head.id, one.subscription, one.lane, one.head.state, one.head.reason, _short_error(one),
-         show_duration(round(one.age(now), 1)), one.waiting)
+        (one.head.id, one.subscription, one.lane, one.head.state, one.head.reason, summary(one.head),
+         short_time(one.head.parked_at), show_duration(round(one.age(now), 1)), one.waiting)
         for one in found
     ]  # fmt: skip
-    columns = (">head", "subscription", "key", "state", "reason", "error", ">age", ">waiting")
-    table(columns, rows, keep=("key", "state"))
+    columns = (">letter", "subscription", "key", "state", "reason", "error", ">since", ">age", ">waiting")
+    table(columns, rows, keep=("key", "state"), drop=("reason", "error"))
     for one in found:
         if one.held is not None:
             say(f"{one.lane} of {one.subscription} is {one.held}")
@@ -135,9 +141,3 @@ def _lane(one: Lane, now: float) -> dict[str, Any]:
         "due_at": moment(head.due_at) if head.state == "retrying" else None, "waiting": one.waiting,
         "held": one.held,
     }  # fmt: skip
-
-
-def _short_error(one: Lane) -> str:
-    head = one.head
-    kind = head.error_type.rpartition(".")[2]
-    return f"{kind}: {head.error_message}" if head.error_message else kind

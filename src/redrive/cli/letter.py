@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.render import block, clock_time, facts, moment, say
+from redrive.cli.render import ago, block, clock_time, facts, moment, say
+from redrive.policy.action import BEHIND_HEAD
 from redrive.policy.letters import shown_state
 
 if TYPE_CHECKING:
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
 FOLLOWERS_SHOWN = 10
 
 
-def summary(letter: LetterRow) -> str:
+def since(letter: LetterRow) -> float:
+    """When it failed last, or was held if it was not called."""
+    return letter.parked_at if letter.last_failed_at is None else letter.last_failed_at
+
+
+def summary(letter: LetterRow, behind: int | None = None) -> str:
+    """What happened to it, in a few words; `behind`: the letter that holds it back."""
+    if letter.reason == BEHIND_HEAD:
+        return f"waits behind letter {behind}" if behind else "it is its turn"
     kind = letter.error_type.rpartition(".")[2] or letter.reason
     return f"{kind}: {letter.error_message}" if letter.error_message else kind
 
@@ -37,7 +46,9 @@ def describe(app: App, letter: LetterRow, payload: bool) -> dict[str, Any]:
 
     letters = app.operate().letters
     event, edits = letters.event(letter.id), letters.edits(letter)
+    behind = letters.behind_whom([letter]).get(letter.id)
     found = letter_json(letter, letters.waiting(letter)) | {
+        "behind": behind,
         "source": letter.source, "position": letter.position, "lane": letter.lane, "edits": letter.edits,
         "parked_at": moment(letter.parked_at), "due_at": moment(letter.due_at) if letter.state == "retrying" else None,
         "resolved_by": letter.resolved_by, "dependency": letter.dependency, "auto_replays": letter.auto_replays,
@@ -93,10 +104,15 @@ def _headers(event: Any) -> Any:
         return {}
 
 
-def show_letter(found: dict[str, Any]) -> None:
-    """Print what `describe` found."""
+def show_letter(found: dict[str, Any], now: float) -> None:
+    """Print what `describe` found; beside its times stands how long ago they were."""
     import json
 
+    found = found | {name: _beside(found[name], now) for name in ("first_failed_at", "last_failed_at", "due_at")}
+    if found["behind"]:
+        found["due_at"] = None  # it is due when it is its turn
+    if found["reason"] == BEHIND_HEAD:
+        found["reason"] = f"waits behind letter {found['behind']}" if found["behind"] else "it is its turn"
     named = ("subscription", "state", "reason", "type", "key", "event_id", "position", "event_time", "attempts")
     facts([("letter", found["id"]), *((name, found[name]) for name in named)])
     facts(
@@ -130,6 +146,18 @@ def show_letter(found: dict[str, Any]) -> None:
         if found["headers"]:
             click.echo("headers")
             block(json.dumps(found["headers"], indent=2, ensure_ascii=False))
+
+
+def _beside(iso: str | None, now: float) -> str | None:
+    from datetime import datetime
+
+    from redrive.units import show_duration
+
+    if iso is None:
+        return None
+    seconds = datetime.fromisoformat(iso).timestamp()
+    told = ago(seconds, now) if seconds <= now else f"in {show_duration(round(seconds - now))}"
+    return f"{iso} ({told})"
 
 
 def clock_time_of(iso: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import click
@@ -14,6 +16,7 @@ import click
 WIDTH, WIDTH_MAX = 80, 160  # without a terminal; on a wide one, since a table over a whole wall is not read
 CELL_MAX = 1000  # characters of a cell that are looked at; more is never shown
 KEPT_WIDTH = 24  # cells that a kept column may have before it is cut like others
+CUT_WELL = 16  # cells of a text that are still worth a column
 CUT_MIN = 6
 GAP = "  "
 
@@ -46,12 +49,12 @@ def table(
 ) -> None:
     """Print rows under their columns, within the terminal's width.
 
-    `>name` is right-aligned. If the line is too wide, columns are left out in this order until it fits: those in
-    `empty` that hold only zeros or nothing, then those in `drop`. The others are cut where they are widest, columns in
-    `keep` last.
+    `>name` is right-aligned. If the line is too wide even when its texts are cut to `CUT_WELL`, columns are left out in
+    this order until it fits: those in `empty` that hold only zeros or nothing, then those in `drop`. The others are cut
+    where they are widest, columns in `keep` last.
     """
     cells = [[plain(str(cell)[:CELL_MAX]) for cell in row] for row in rows]
-    columns, cells = _without_columns(columns, cells, empty, drop)
+    columns, cells = _without_columns(columns, cells, keep, empty, drop)
     names = [column.lstrip(">") for column in columns]
     right = [column.startswith(">") for column in columns]
     widths = [min(WIDTH_MAX, max(map(_width, column))) for column in zip(names, *cells, strict=True)]
@@ -62,13 +65,18 @@ def table(
 
 
 def _without_columns(
-    columns: Sequence[str], cells: list[list[str]], empty: Sequence[str], drop: Sequence[str]
+    columns: Sequence[str], cells: list[list[str]], keep: Sequence[str], empty: Sequence[str], drop: Sequence[str]
 ) -> tuple[Sequence[str], list[list[str]]]:
     """Leave columns out until the line fits, or until none may go."""
     names = [column.lstrip(">") for column in columns]
+    numbers = {column[1:] for column in columns if column.startswith(">")}
     says_nothing = [name for name in empty if all(row[names.index(name)] in ("", "0") for row in cells)]
     for name in (*says_nothing, *drop):
         widths = [max(map(_width, column)) for column in zip(names, *cells, strict=True)]
+        for place, column in enumerate(names):
+            if column not in numbers:
+                most = max(len(column), KEPT_WIDTH if column in keep else CUT_WELL)
+                widths[place] = min(widths[place], most)
         if sum(widths) + len(GAP) * (len(widths) - 1) <= line_width():
             break
         if name in names:
@@ -123,21 +131,39 @@ def line_width() -> int:
     return min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH_MAX) if seen else WIDTH
 
 
-def wrapped(text: object, width: int) -> Iterator[str]:
+@cache
+def _commands() -> re.Pattern[str]:
+    """A command in a hint: in backticks, or from its name on to what ends a clause."""
+    from redrive.cli import COMMANDS
+
+    names = "|".join(map(re.escape, COMMANDS))
+    return re.compile(rf"`redrive [^`]*`|\bredrive (?=(?:{names})\b)(?:[^\s`]*[^\s`;,:)] )*[^\s`]+")
+
+
+def wrapped(text: object, width: int, first: int | None = None) -> Iterator[str]:
     """Text in harmless lines of at most so many cells, broken at a blank if there is one; nothing is left out.
 
-    >>> list(wrapped("one two three", 8))
-    ['one two', 'three']
+    The first line may have another width. A command stays on one line, so that it can be copied, even if that line is
+    too long then.
+
+    >>> list(wrapped("one two three", 8)), list(wrapped("say redrive status, please", 12))
+    (['one two', 'three'], ['say', 'redrive status,', 'please'])
     """
     shown, start = plain(text), 0
+    whole = [found.span() for found in _commands().finditer(shown)] if "redrive " in shown else []
     while start < len(shown):
-        piece = shown[start : start + width]
-        while _width(piece) > width:
+        room = width if start or first is None else first
+        piece = shown[start : start + room]
+        while _width(piece) > room:
             piece = piece[:-1]
         end = start + len(piece)
         if end < len(shown) and shown[end] != " ":
             blank = piece.rfind(" ")
-            end = start + blank if blank > width // 3 else end
+            end = start + blank if blank > room // 3 else end
+        for low, high in whole:
+            if low < end < high:
+                before = shown.rfind(" ", start, low)
+                end = before if before > start else high
         yield shown[start:end]
         start = end + (end < len(shown) and shown[end] == " ")
     if not shown:
@@ -161,9 +187,20 @@ def ago(seconds: float | None, now: float) -> str:
     return "just now"
 
 
+def short_time(seconds: float | None) -> str:
+    """A time without its year, for a column beside an age: `11-20 00:33Z`."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%MZ")
+
+
+def beside(seconds: float | None, now: float) -> str:
+    """A time and how long ago it was: `2026-11-20 00:33:39Z (3h ago)`."""
+    return "never" if seconds is None else f"{clock_time(seconds)} ({ago(seconds, now)})"
+
+
 def say(text: object, indent: str = "", *, err: bool = False) -> None:
     """Print a sentence, harmless and within the width; what is too long goes on below, two cells further in."""
-    first, *more = wrapped(text, line_width() - len(indent) - 2)
+    width = line_width() - len(indent)
+    first, *more = wrapped(text, width - 2, width)
     click.echo(indent + first, err=err)
     for line in more:
         click.echo(f"{indent}  {line}", err=err)

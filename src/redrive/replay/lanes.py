@@ -32,10 +32,12 @@ def lanes(
     after: int | None = None,
     limit: int = 50,
     *,
+    key: str | None = None,
     now: float | None = None,
 ) -> list[Lane]:
     """Lanes with most behind their head first, then the oldest; the next page begins after a head's number.
 
+    `key`: only the lane of this key, in each subscription.
     `now`: the time at which to look for holds of their keys; None: do not look.
     """
     with store.reading() as tx:
@@ -45,8 +47,12 @@ def lanes(
         for row in rows:
             # One event may hold a lane back in several subscriptions: those are sorted by their number.
             above = position if row.id <= last else position - 1
-            values = {"subscription": row.id, "size": size, "position": above, "limit": limit}
-            found += [(-count, low, row.id, row, lane) for lane, low, count in tx.sql.all("lanes_worst", values)]
+            if key is None:
+                values = {"subscription": row.id, "size": size, "position": above, "limit": limit}
+                lanes_here = tx.sql.all("lanes_worst", values)
+            else:
+                lanes_here = tx.sql.all("lane_of", {"subscription": row.id, "lane": key})
+            found += [(-count, low, row.id, row, lane) for lane, low, count in lanes_here]
         found.sort(key=lambda one: one[:3])
         return [_lane(tx, row, lane, -negative, now) for negative, _, _, row, lane in found[:limit]]
 

@@ -99,6 +99,13 @@ def select(
         return chosen
 
 
+def newest(store: Store, limit: int) -> list[LetterRow]:
+    """The dead letters that failed last, the last one first."""
+    with store.reading() as tx:
+        found = [tx.letters.get(number) for (number,) in tx.sql.all("select_newest", {"limit": limit})]
+    return [letter for letter in found if letter is not None]
+
+
 def select_with_waiting(
     store: Store, selection: Selection, *, after: int = 0, limit: int = 50
 ) -> list[tuple[LetterRow, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -161,6 +162,23 @@ class LetterShelf:
         """How many open letters wait behind this one."""
         with self._store.reading() as tx:
             return tx.letters.waiting(letter)
+
+    def behind_whom(self, letters: Sequence[LetterRow]) -> dict[int, int]:
+        """By letter, the one that holds it back; only of those that wait behind another."""
+        heads: dict[tuple[int, str], int | None] = {}
+        found = {}
+        with self._store.reading() as tx:
+            for letter in letters:
+                if letter.lane is None or letter.state not in OPEN:
+                    continue
+                place = (letter.subscription_id, letter.lane)
+                if place not in heads:
+                    head = tx.letters.head(*place)
+                    heads[place] = None if head is None else head.letter
+                blocker = heads[place]
+                if blocker not in (None, letter.id):
+                    found[letter.id] = blocker
+        return found
 
     def stats(self) -> Stats:
         """Totals of all letters, also settled ones; read from counters, never by counting."""

@@ -469,6 +469,13 @@ UNION ALL SELECT lane, oldest, n FROM
   (SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND n < :size
    ORDER BY n DESC, oldest LIMIT :limit) AS less_full
 
+-- name: lane_of
+SELECT lane, oldest, n FROM redrive_lanes WHERE subscription = :subscription AND lane = :lane
+
+-- name: select_newest
+-- Dead letters, the one that failed last first.
+SELECT id FROM redrive_letters WHERE state = 'dead' ORDER BY coalesce(last_failed_at, parked_at) DESC LIMIT :limit
+
 -- name: lane_ahead
 SELECT count(*) FROM redrive_letters
 WHERE subscription = :subscription AND lane = :lane AND position < :position AND state IN ('retrying', 'dead')
