@@ -256,6 +256,23 @@ def test_retrying_letter_of_a_held_key_waits(open_shop: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["projection", "handler"])
+def test_released_letter_does_not_wait_for_a_clock_that_was_set_back(open_shop: Any, kind: str) -> None:
+    shop = open_shop(kind, retry=retry(attempts=2, wait="1m", jitter=0))
+    shop.bad = {1}
+    shop.order("ada", 1)
+    shop.run()
+    shop.hold("function", "look at it", key="ada")
+    shop.harness.advance("2m")
+    shop.app.runtime.env.clock.jump(-HOUR)
+    shop.run()
+    shop.calls.clear()
+    shop.bad = set()
+    shop.desk.holds.release("function", key="ada")
+    shop.harness.advance("1m")
+    assert shop.called("ada") == [1]
+
+
+@pytest.mark.parametrize("kind", ["projection", "handler"])
 def test_dead_head_of_a_held_key_is_replayed_after_release(open_shop: Any, kind: str) -> None:
     shop = open_shop(kind, retry=retry(attempts=1))
     shop.bad = {1}

@@ -101,6 +101,8 @@ class Lanes:
     def notice(self, now: float, delay_max: float, *, is_set_back: bool = False) -> None:
         """Look at the wall clock: if it ran backwards, nothing may stay due in a future that was the present."""
         if is_set_back or now < self._noticed:
+            for letter, (lane, before) in self._held.items():
+                self._held[letter] = (lane, rebased(before, now, delay_max))
             for lane, head in list(self._heads.items()):
                 self.put(lane, rebased(head, now, delay_max))
             for head in list(self._loose.values()):
@@ -156,10 +158,13 @@ class Lanes:
     def take_due(self, now: float, limit: int) -> list[tuple[str | None, Head]]:
         """Heads whose time has come, the longest overdue first. Give back by `put` what was not run."""
         due: list[tuple[str | None, Head]] = []
+        taken = set[int]()
         while self._due and len(due) < limit and self._due[0][0] <= now:
             due_at, letter, lane = heapq.heappop(self._due)
             head = self.head(lane, letter)
-            if head is not None and head.state == "retrying" and head.due_at == due_at:
+            is_due = head is not None and head.state == "retrying" and head.due_at == due_at
+            if head is not None and is_due and letter not in taken:  # two looks may have found the same time
+                taken.add(letter)
                 due.append((lane, head))
         return due
 
