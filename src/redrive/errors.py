@@ -86,8 +86,21 @@ class StoreGone(StoreError):
     """The store's file is not in its place any more; nothing was written."""
 
 
-class CommitUnknown(StoreError):
+class ConnectionLost(StoreError):
+    """The connection ended inside a transaction."""
+
+    code = ""  # the SQLSTATE that the server gave
+    server: float | None = None  # when that server was started
+    positions: frozenset[int] = frozenset()  # of the events whose functions or statements ran
+    alone = False  # did they run behind a mark?
+
+
+class CommitUnknown(ConnectionLost):
     """COMMIT was sent and no answer came: it may have happened. Look before acting."""
+
+
+class Unreachable(StoreError):
+    """No server answered."""
 
 
 class TransactionEnded(StoreError):

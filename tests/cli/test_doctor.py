@@ -74,7 +74,7 @@ ILLNESSES = {
     "clock": ("problem", f"UPDATE redrive_progress SET settled_at = {FUTURE}", "set the clock"),
     "lease": ("warning", "UPDATE redrive_progress SET owner = 'h|b|n|1|2|3', lease_until = 5", "owner h:1 has been"),
     "dead letters": ("warning", f"UPDATE redrive_letters SET parked_at = {LONG_AGO}", "1 letter is dead for more"),
-    "crashes": ("warning", "INSERT INTO redrive_inflight VALUES (1, 9, 0, 2, '')", "at position 9 was alone"),
+    "crashes": ("warning", "INSERT INTO redrive_inflight VALUES (1, 9, 0, 2, '', 0)", "at position 9 was alone"),
     "unowned": ("warning", f"UPDATE redrive_progress SET position = 1, lease_set_at = {LONG_AGO}", "nobody has run it"),
     "late letters": (
         "warning", "UPDATE redrive_progress SET owner = 'h|b|n|1|2|3', lease_until = 9e9; "

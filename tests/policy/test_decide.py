@@ -297,6 +297,21 @@ def test_reruns_can_be_switched_off() -> None:
     assert isinstance(action, act.Park)
 
 
+@pytest.mark.parametrize(
+    ("charges", "lost", "reason", "said"),
+    [
+        (3, 3, act.CRASHED_CONNECTION, "was lost 3 times"),
+        (3, 1, act.CRASHED_WORKER, "died 2 times, and lost its connection 1 times,"),
+        (3, 0, act.CRASHED_WORKER, "died 3 times while"),
+    ],
+)
+def test_reason_of_a_crash_says_what_was_lost(charges: int, lost: int, reason: str, said: str) -> None:
+    action = decide(out.Crashed(charges, lost), policy=Policy(), **PLAIN)
+    assert isinstance(action, act.Bury)
+    assert action.reason == reason
+    assert said in action.failure.message
+
+
 @given(policies, circumstances, st.integers(1, 10), st.integers(1, 10))
 def test_an_event_is_buried_for_crashes_only_when_its_charges_are_full(
     policy: Policy, call: dict[str, Any], charges: int, charges_max: int

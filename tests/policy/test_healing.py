@@ -119,6 +119,7 @@ def test_what_does_not_pass_by_itself_is_never_replayed() -> None:
         "bad_key",
         "permanent",
         "crashed_worker",
+        "crashed_connection",
         *lives,
     } == never
 

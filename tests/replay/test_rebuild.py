@@ -416,7 +416,7 @@ def test_a_crash_of_the_owner_is_not_charged_to_an_event_when_a_reset_was_the_ca
     bank.deposit("a", 1)
     bank.run()
     with bank.app.runtime.store.transaction() as tx:
-        tx.execute("INSERT INTO redrive_inflight VALUES (1, 1, 1, 0, ?)", (bank.harness.env.boot,))
+        tx.execute("INSERT INTO redrive_inflight VALUES (1, 1, 1, 0, ?, 0)", (bank.harness.env.boot,))
     bank.desk.reset("balances", "while it ran alone")
     assert bank.harness.query("SELECT running, charges FROM redrive_inflight") == []
 

@@ -19,6 +19,7 @@ BAD_KEY = "bad_key"  # no usable key, so a lane of its own
 ATTEMPTS_EXHAUSTED = "attempts_exhausted"  # every attempt the rule allowed has failed
 PERMANENT = "permanent"  # an error that trying again cannot cure
 CRASHED_WORKER = "crashed_worker"  # the process died with it, alone, too often
+CRASHED_CONNECTION = "crashed_connection"  # the connection to the store was lost with it, alone, too often
 BREAKER_OPEN = "breaker_open"  # not called: its dependency is not well; dead with `when_open="bury"`
 RATE_LIMITED = "rate_limited"  # not called yet: its key had reached the limit
 RETRY_LIMITED = "retry_limited"  # not tried again: the retry budget was spent, and `retry_budget_over = "bury"`
@@ -28,8 +29,8 @@ HELD = "held"  # not called: an operator holds its key
 BEHIND_HEAD = "behind_head"  # waits for an earlier letter of its lane; nothing is wrong with it
 
 REASONS = (
-    FAILING, REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, BREAKER_OPEN,
-    RATE_LIMITED, RETRY_LIMITED, ID_COLLISION, LOST_AT_SOURCE, HELD, BEHIND_HEAD,
+    FAILING, REJECTED, UNDECODABLE, BAD_KEY, ATTEMPTS_EXHAUSTED, PERMANENT, CRASHED_WORKER, CRASHED_CONNECTION,
+    BREAKER_OPEN, RATE_LIMITED, RETRY_LIMITED, ID_COLLISION, LOST_AT_SOURCE, HELD, BEHIND_HEAD,
 )  # fmt: skip
 
 

@@ -88,8 +88,10 @@ def decided(outcome: Outcome, call: Call) -> Action:
             return _after_error(error, failure, call)
         case out.Crashed(charges) if charges < call.policy.crash_charges_max:
             return act.Rerun(0.0)
-        case out.Crashed(charges):
-            return _bury(act.CRASHED_WORKER, _died(charges), call)
+        case out.Crashed(charges, lost) if lost == charges:
+            return _bury(act.CRASHED_CONNECTION, _lost(lost), call)
+        case out.Crashed(charges, lost):
+            return _bury(act.CRASHED_WORKER, _died(charges - lost, lost), call)
         case out.Blocked(reason, failure):
             return _bury(reason, failure, call)
         case out.Held(reason, seconds):
@@ -148,11 +150,22 @@ def _bury(reason: str, failure: Failure, call: Call) -> Action:
             return act.Bury(reason, failure, kept.broken_rule)
 
 
-def _died(charges: int) -> Failure:
+def _died(deaths: int, lost: int) -> Failure:
+    also = f", and lost its connection {lost} times," if lost else ""
     message = (
-        f"the process died {charges} times while this event ran alone; look for os._exit, a segfault or the OOM killer"
+        f"the process died {deaths} times{also} while this event ran alone; look for os._exit, a segfault or the OOM "
+        "killer"
     )
     return Failure("WorkerDied", message, "", fingerprint("WorkerDied", [], message))
+
+
+def _lost(times: int) -> Failure:
+    message = (
+        f"the connection to the store was lost {times} times while this event ran alone; look for "
+        "pg_terminate_backend, a crash of the server, or a function that takes longer than "
+        "idle_in_transaction_session_timeout or transaction_timeout"
+    )
+    return Failure("ConnectionLost", message, "", fingerprint("ConnectionLost", [], message))
 
 
 def _why(error: BaseException) -> str:

@@ -84,9 +84,10 @@ class Stopped(Struct, frozen=True):
 
 
 class Crashed(Struct, frozen=True):
-    """The process died while this event ran alone, `charges` times by now."""
+    """The process died while this event ran alone, or its connection to the store was lost, `charges` times by now."""
 
     charges: int
+    lost: int = 0  # so many of them are lost connections
 
 
 class Blocked(Struct, frozen=True):

@@ -181,12 +181,12 @@ def _letters(
             yield Finding("due letters", WARNING, told_due(row.name, due, age), "start a worker", row.name)
         inflight = [one for member in tx.progress.members(row.id)
                     for one in tx.sql.all("inflight_all", {"member": member.member})]  # fmt: skip
-        for position, charges in inflight:
+        for position, charges, lost in inflight:
             if charges:
                 yield Finding(
                     "crashes", WARNING, f"{row.name}: the event at position {position} was alone in flight when its "
-                    f"worker died, {charges} times", f"after {settings.crash_charges_max} it is buried by itself",
-                    row.name,
+                    f"worker died, {charges - lost} times, or lost its connection, {lost} times",
+                    f"after {settings.crash_charges_max} it is buried by itself", row.name,
                 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from redrive.observe.signals import Signals
 from redrive.policy.action import Park
 from redrive.policy.lanes import Head, Lanes, rebased
 from redrive.policy.lease import Lease, is_crash
+from redrive.policy.losses import Verdict
 from redrive.policy.outcome import Crashed, Outcome, Unkeyed
 from redrive.policy.partitions import Share
 from redrive.policy.progress import Window
@@ -30,6 +31,7 @@ from redrive.runner.alone import Alone, NotAlone
 from redrive.runner.call import describe, find_key
 from redrive.runner.handed import Handed
 from redrive.runner.holds import KeyHolds
+from redrive.runner.losses import Losses, charge
 from redrive.runner.open_letters import DELAY_MAX, catch_up
 from redrive.runner.standing import Standing
 from redrive.settings import Settings
@@ -62,6 +64,7 @@ class Engine:
     appended: Callable[[str], None]  # wake whoever reads this log
     worker: str
     handed: Handed = field(default_factory=Handed)
+    losses: Losses = field(default_factory=Losses)
     crashed: set[int] = field(default_factory=set)  # members whose former owner died and whose letters are not read yet
     standing: Standing = field(default_factory=Standing)
     alone: Alone = field(default_factory=Alone)
@@ -125,8 +128,9 @@ class Duty:
         self.unsure = 0  # so many events that are still to land may have been in flight when a process died
         self.paused = self.durable = False
         self.reserved = False  # is the subscription reserved for this process, which rebuilds it?
+        self.loss = Verdict.EXCUSE  # what the connection that was lost before this take-over meant
         self.suspects: set[int] = set()
-        self.charges: dict[int, int] = {}
+        self.charges: dict[int, tuple[int, int]] = {}  # by position; the second: for lost connections
         self.edits: dict[int, tuple[int, bytes]] = {}
         self.settled_at: float | None = None  # when we last did, as the store has it
         self.states: dict[str, tuple[int, bytes]] = {}
@@ -168,10 +172,7 @@ class Duty:
         self.moved = self._find_moved(tx, row.position) if one.key_by is not None else {}
         if self.quiet_until:
             self.heard = heard_of(tx, self.id)
-        if former.owner == env.owner:  # our own loop ended by an error of the store: nobody died
-            tx.keyed.excuse(self.member)
-        tx.keyed.forget_settled(self.member, self.id, row.position)
-        self.charges = tx.keyed.charge(self.member, env.boot)
+        self.loss = charge(self, tx, is_ours=former.owner == env.owner)
         if is_crash(former, env.boot) and former.owner != env.owner:
             self.engine.crashed.add(self.member)
         if self.is_after_crash:
@@ -270,13 +271,15 @@ class Duty:
         """Leave a mark before an event that may have killed the process; too many marks are its outcome."""
         if not self.engine.alone.take(self):
             raise NotAlone
-        charges = self.charges.get(work.position, 0)
+        charges, lost = self.charges.get(work.position, (0, 0))
         work.alone = True
         if charges >= self.engine.settings.crash_charges_max:
-            work.outcome = Crashed(charges)
+            work.outcome = Crashed(charges, lost)
             return
-        # Not durable: what only a power cut can take away is not charged after one, either.
-        with self.engine.store.transaction(durable=False) as tx:
+        # Not durable: what only a power cut can take away is not charged after one, either. But an event that crashes
+        # the server takes away such a mark, too.
+        durable = self.engine.losses.has(self.member) or any(lost for _, lost in self.charges.values())
+        with self.engine.store.transaction(durable=durable) as tx:
             fence(self, tx)
             tx.keyed.run_alone(self.member, work.position, self.engine.env.boot)
             hit("alone.before_commit")

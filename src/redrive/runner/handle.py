@@ -27,6 +27,7 @@ from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Fresh, Work, check_edit, edited
 from redrive.runner.gate import Gate
 from redrive.runner.keygate import KeyGate
+from redrive.runner.losses import at_risk
 from redrive.runner.settle import Settling, StateConflict, decision, tell
 from redrive.store.log import some_after
 from redrive.store.packed import BYTES_MAX, UNKNOWN_MAX, Packed, packed_after, reach_of
@@ -276,7 +277,8 @@ class Handling:
         result.clear()
         if isolate:
             group.positions = None  # one of them will fail
-        with self.duty.engine.store.transaction() as tx:
+        alone = any(work.alone for work in group.asking)
+        with at_risk(group.asking, alone=alone), self.duty.engine.store.transaction() as tx:
             believes = believes and tx.sql.is_far and not self._has_effects(group)
             settling = Settling(tx, self.duty, strict=strict, believes=believes)
             if settling.stale:  # a hold may have been released since its event was kept back

@@ -70,6 +70,7 @@ def take(
             unless_taken.callback(leave, duty)
             duty.load(tx, former)
             hit("lease.before_commit")
+        engine.losses.judged(duty.member, duty.loss)
         with engine.store.reading() as tx:
             open_letters.load(duty, tx)
         unless_taken.pop_all()

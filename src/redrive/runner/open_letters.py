@@ -41,6 +41,7 @@ def load(duty: Duty, tx: StoreTx) -> None:
             for _, head, _ in heads
             if head.state == "retrying" and (head.due_at <= now or head.position in duty.charges)
         }
+    duty.suspects |= duty.engine.losses.letters(duty.member, heads)
     duty.engine.crashed.discard(duty.member)
 
 

@@ -24,6 +24,7 @@ from redrive.runner.call import attempt, is_plain
 from redrive.runner.caller import Caller
 from redrive.runner.controls import perform
 from redrive.runner.duty import JOINED_MAX, Duty, Work, edited
+from redrive.runner.losses import at_risk
 from redrive.runner.open_letters import catch_up_within
 from redrive.runner.settle import Settling, decision, tell
 from redrive.runner.strides import OneFailed, Pace, attempt_all, isolate
@@ -188,8 +189,8 @@ class Projector:
         `believes`: where the store is far, the fence is not waited for: functions touch nothing but the transaction.
         """
         duty = self.duty
-        started = duty.engine.env.clock.monotonic()
-        with duty.engine.store.transaction(durable=duty.durable) as tx:
+        started, alone = duty.engine.env.clock.monotonic(), batch.alone is not None
+        with at_risk(batch.events, alone=alone), duty.engine.store.transaction(durable=duty.durable) as tx:
             believes = believes and tx.sql.is_far and batch.alone is None
             settling = self.caller.settling = Settling(tx, duty, gathers=True, believes=believes)
             hit("batch.fenced")
@@ -415,7 +416,8 @@ class Projector:
             alone = Work(None, due[0][1].position, None, *due[0])
             duty.mark_alone(alone)
         started = duty.engine.env.clock.monotonic()
-        with duty.engine.store.transaction(durable=duty.durable) as tx:
+        risk = at_risk([head for _, head in due], alone=alone is not None)
+        with risk, duty.engine.store.transaction(durable=duty.durable) as tx:
             settling = self.caller.settling = Settling(tx, duty, gathers=True)
             hit("letter.fenced")
             if settling.paused:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
-from redrive.errors import CommitUnknown, Differs, Fenced, Halted, NotBegun, StoreError, Unfit, is_conflict
+from redrive.errors import ConnectionLost, Differs, Fenced, Halted, NotBegun, StoreError, Unfit, is_conflict
 from redrive.mirrors.port import LETTERS
 from redrive.observe import signals as sig
 from redrive.policy.halting import HALTED
@@ -36,6 +36,7 @@ from redrive.runner.trimming import Trim, Trimming
 from redrive.runner.wake import Looks, Wake, listen, watch
 from redrive.runner.watchman import Watchman
 from redrive.store.port import Subscribed
+from redrive.store.progress import member_of
 from redrive.subscription import Subscription
 
 log = logging.getLogger("redrive")
@@ -300,7 +301,8 @@ class Supervisor:
                 reason = str(error)
             except (StoreError, Halted) as error:
                 reason = str(error)
-                is_lost = isinstance(error, CommitUnknown | NotBegun)
+                self.engine.losses.note(member_of(row.id, partition), error)
+                is_lost = isinstance(error, ConnectionLost | NotBegun)
                 if is_lost or is_conflict(error):
                     # Take over from ourselves: looking is what a take-over does. Several soon after are no accident.
                     since = clock.monotonic() - settings.lease

@@ -67,7 +67,12 @@ class Keyed:
         """Suspect nobody who has come to an end."""
         self._sql.run("inflight_forget", {"member": member, "subscription": subscription, "progress": progress})
 
-    def charge(self, member: int, boot: str) -> dict[int, int]:
-        """Charge what was running when the former owner died on this boot; charges by position."""
-        self._sql.run("inflight_charge", {"member": member, "boot": boot})
-        return dict(self._sql.all("inflight_all", {"member": member}))
+    def charge(self, member: int, boot: str, *, lost: bool = False) -> dict[int, tuple[int, int]]:
+        """Charge what was running when the former owner died on this boot, or `lost` its connection.
+
+        Return the charges by position, and how many of them are for lost connections.
+        """
+        self._sql.run("inflight_charge", {"member": member, "boot": boot, "lost": int(lost)})
+        return {
+            position: (charges, lost) for position, charges, lost in self._sql.all("inflight_all", {"member": member})
+        }

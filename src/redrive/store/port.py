@@ -220,6 +220,11 @@ class StoreTx(Opened, Protocol):
         ...
 
     @property
+    def server(self) -> float | None:
+        """When the server was started that this transaction is on; None: there is none."""
+        ...
+
+    @property
     def points(self) -> Points:
         """The savepoints of the function that runs."""
         ...

@@ -491,7 +491,7 @@ WHERE event_id = :event AND subscription = :subscription AND position = :positio
 -- ---------------------------------------------------------------- crash counting
 
 -- name: inflight_start
-INSERT INTO redrive_inflight VALUES (:member, :position, 1, 0, :boot)
+INSERT INTO redrive_inflight (member, position, running, charges, boot) VALUES (:member, :position, 1, 0, :boot)
 ON CONFLICT (member, position) DO UPDATE SET running = 1, boot = excluded.boot
 
 -- name: inflight_clear
@@ -501,7 +501,7 @@ DELETE FROM redrive_inflight WHERE member = :member AND position = :position
 UPDATE redrive_inflight SET running = 0 WHERE member = :member
 
 -- name: inflight_all
-SELECT position, charges FROM redrive_inflight WHERE member = :member
+SELECT position, charges, lost FROM redrive_inflight WHERE member = :member
 
 -- ---------------------------------------------------------------- keyed state
 
@@ -1054,11 +1054,11 @@ INSERT INTO redrive_journal (seq, letter, subscription, position, state, rev, at
 VALUES (?, ?, ?, ?, ?, ?, ?)
 
 -- name: copy_inflight
-SELECT member, position, running, charges, boot FROM redrive_inflight WHERE (member, position) > (?, ?) ORDER BY member, position LIMIT ?
+SELECT member, position, running, charges, lost, boot FROM redrive_inflight WHERE (member, position) > (?, ?) ORDER BY member, position LIMIT ?
 
 -- name: paste_inflight
-INSERT INTO redrive_inflight (member, position, running, charges, boot)
-VALUES (?, ?, ?, ?, ?)
+INSERT INTO redrive_inflight (member, position, running, charges, lost, boot)
+VALUES (?, ?, ?, ?, ?, ?)
 
 -- name: copy_state
 SELECT subscription, key, version, data FROM redrive_state WHERE (subscription, key) > (?, ?) ORDER BY subscription, key LIMIT ?

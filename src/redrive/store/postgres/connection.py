@@ -6,6 +6,7 @@ handed the same connection, may not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from redrive.errors import NotBegun, StoreBusy, StoreError, UsageError
+from redrive.errors import NotBegun, StoreBusy, StoreError, Unreachable, UsageError
 from redrive.masking import mask_text
 from redrive.store.address import check_postgres, shown
 from redrive.store.points import Points
@@ -45,6 +46,10 @@ _WORLD_CLASSES = {"08", "53", "58"}  # the connection, resources (disk, memory, 
 _NOT_THE_WORLD = {"08P01"}  # what we sent makes no sense
 _CANCELLED, _BY_HAND = "57014", "user request"  # else by `statement_timeout`: that statement was too slow, and will be
 _NUL = {"22021", "22P05"}
+_GONE = "26000"  # no such plan
+_OUR_PLAN = re.compile(r'"(?:redrive_\d+|_pg3_[0-9a-f]+)"')  # a name that we or psycopg gave it
+# libpq's own words, which are not translated in the wheels: no server has said anything.
+_NO_ANSWER = re.compile("refused|timeout expired|translate host name|No route|unreachable|No such file")
 _NO_PLANS = ("DEALLOCATE ALL", "DISCARD ALL")  # what the server says when it was told to keep none
 
 
@@ -55,6 +60,8 @@ def is_the_world(error: BaseException | None) -> bool:
     code = error.sqlstate
     if code is None:  # not from the server: the connection itself, or the pool
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    if code == _GONE:
+        return _OUR_PLAN.search(str(error)) is not None
     if code == _CANCELLED:  # by whom is said in words alone; in another language it is taken for the statement's fault
         return _BY_HAND in str(error)
     return code in _WORLD or (code[:2] in _WORLD_CLASSES and code not in _NOT_THE_WORLD)
@@ -86,6 +93,7 @@ def translated_error(error: psycopg.Error, url: str) -> StoreError:
 class Connection(psycopg.Connection[Row]):
     """One that remembers the first error of a transaction, and is committed by the store alone."""
 
+    started: float | None = None  # when its server was
     trouble: BaseException | None = None  # after it the server refuses whatever follows
     facets: Any = None  # what the store made for this connection
     pipe: Any = None  # statements sent and not yet answered
@@ -189,9 +197,13 @@ class Guarded(Noting):
 
 
 def note(connection: Any, error: BaseException) -> None:
-    """Remember the first error of a transaction."""
-    if isinstance(connection, Connection) and connection.trouble is None:
+    """Remember the first error of a transaction; if the server has lost our plans, have it keep no more."""
+    if not isinstance(connection, Connection):
+        return
+    if connection.trouble is None:
         connection.trouble = error
+    if isinstance(error, psycopg.Error) and error.sqlstate == _GONE and is_the_world(error):
+        connection.prepare_threshold = None  # a pooler leads to another server, or a function has dropped them
 
 
 def allowed(connection: Any, query: Any) -> Any:
@@ -236,12 +248,20 @@ def options(url: str) -> dict[str, Any]:
     return {**NETWORK, **said, "autocommit": True, "cursor_factory": Guarded}
 
 
+_STARTED = "SELECT extract(epoch FROM pg_postmaster_start_time())"
+
+
 def configure(connection: Connection, settings: Iterable[str]) -> None:
     """A new connection with our settings, each a `SET` of the session."""
     connection.prepare_threshold, connection.prepared_max = PREPARE_AFTER, PREPARED_MAX
     # Backslashes in '…' are what params.py takes them for.
-    script = "; ".join(["SET standard_conforming_strings = on", "SET client_encoding = 'UTF8'", *settings])
-    psycopg.Cursor(connection).execute(script.encode())
+    script = "; ".join(["SET standard_conforming_strings = on", "SET client_encoding = 'UTF8'", *settings, _STARTED])
+    cursor = psycopg.Cursor(connection)
+    cursor.execute(script.encode())
+    while cursor.nextset():
+        pass
+    found = cursor.fetchone()
+    connection.started = None if found is None else float(found[0])
 
 
 def open_connection(url: str, settings: Iterable[str] = ()) -> Connection:
@@ -251,5 +271,6 @@ def open_connection(url: str, settings: Iterable[str] = ()) -> Connection:
         configure(connection, settings)
     except psycopg.Error as error:
         said = mask_text(" ".join(str(error).split()))  # in several lines, with tabs
-        raise StoreError(f"cannot open the store {shown(url)}: {said}") from error
+        kind = Unreachable if _NO_ANSWER.search(said) else StoreError
+        raise kind(f"cannot open the store {shown(url)}: {said}") from error
     return connection

@@ -147,6 +147,7 @@ class Pipe:
         """The transaction is over."""
         self.take = self.failed = None
         self._is_forgetful = self.is_trusting = False
+        self.calls = 0
         self._held.clear()
 
     def begin_asking(self) -> None:
@@ -269,7 +270,7 @@ class Pipe:
     def _learn(self, key: Key) -> bytes | None:
         """A statement that is used again gets a name, and the server keeps its plan."""
         pgconn = self.connection.pgconn
-        if self._is_forgetful:
+        if self._is_forgetful or self.connection.prepare_threshold is None:
             return None
         if key not in self.known:
             if len(self.known) >= KNOWN_MAX:
@@ -344,7 +345,7 @@ class Pipe:
 
     def raise_if_the_world(self) -> None:
         """Is it no call's fault that a statement failed?"""
-        if self.failed is not None and (self.failed.call < 0 or is_the_world(self.error)):
+        if self.failed is not None and (self.failed.call < 0 or (is_the_world(self.error) and not self._is_forgetful)):
             raise self.error
 
     def end(self) -> Sent | None:

@@ -278,7 +278,8 @@ SELECT DISTINCT ON (position) position, rev, data FROM redrive_edits WHERE subsc
 ORDER BY position, rev DESC
 
 -- name: inflight_charge
-UPDATE redrive_inflight SET running = 0, charges = charges + (boot IS NOT DISTINCT FROM :boot)::int
+UPDATE redrive_inflight SET running = 0, charges = charges + (boot IS NOT DISTINCT FROM :boot)::int,
+  lost = lost + (boot IS NOT DISTINCT FROM :boot)::int * :lost
 WHERE member = :member AND running = 1
 
 -- ---------------------------------------------------------------- audit

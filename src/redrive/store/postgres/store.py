@@ -14,7 +14,15 @@ from typing import Any
 
 import psycopg
 
-from redrive.errors import StoreError, UsageError
+from redrive.errors import (
+    CommitRefused,
+    CommitUnknown,
+    ConnectionLost,
+    Fenced,
+    NotBegun,
+    StoreError,
+    UsageError,
+)
 from redrive.event import NewEvent
 from redrive.failpoints import hit
 from redrive.store.address import shown
@@ -125,8 +133,11 @@ class PostgresStore:
                     self._commit(tx)
                 except psycopg.Error as error:
                     if is_the_world(error):
-                        raise translated_error(error, self.url) from error
+                        raise _or_lost(translated_error(error, self.url), error, tx) from error
                     raise
+                except StoreError as error:
+                    lost = _or_lost(error, error, tx)
+                    raise lost from (error.__cause__ if lost is error else error)
                 finally:
                     del self._held[me]
         except StoreError as error:
@@ -323,6 +334,26 @@ class PostgresStore:
         self._pool.close()
         with nullcontext() if self.inside_transaction() else self._mutex:
             self._writing.connection.close()
+
+
+def _or_lost(raised: StoreError, error: BaseException, tx: PostgresTx) -> StoreError:
+    """Return `ConnectionLost` in place of an error that was raised because the connection ended; else the error.
+
+    A COMMIT may have been sent together with the statements before it, so that one without an answer is a lost
+    connection, too. Whether it happened is seen when the lease is taken again: its marks are gone with it.
+    """
+    if not tx.connection.closed or isinstance(raised, CommitRefused | Fenced):
+        return raised
+    if isinstance(raised, NotBegun) and tx.calls == 0:  # else only the answer to BEGIN is missing
+        return raised
+    codes, one = list[str](), error
+    while one is not None:
+        if isinstance(one, psycopg.Error) and is_the_world(one):
+            codes.append(one.sqlstate or "")
+        one = one.__cause__ or one.__context__  # type: ignore[assignment]
+    lost = raised if isinstance(raised, CommitUnknown) else ConnectionLost(str(raised))
+    lost.code, lost.server = next(filter(None, codes), ""), tx.connection.started
+    return lost
 
 
 def _need_sync(tx: PostgresTx) -> None:

@@ -164,6 +164,11 @@ class PostgresTx:
         spoilt.__cause__ = trouble
         return spoilt
 
+    @property
+    def server(self) -> float | None:
+        """When the server was started that this transaction is on."""
+        return self.connection.started
+
     def control(self, statement: str) -> str:
         """BEGIN, COMMIT or ROLLBACK, and what the server says it did."""
         with self.connection.lock:

@@ -13,6 +13,8 @@ ALTER TABLE redrive_workers ADD COLUMN waits TEXT NOT NULL DEFAULT '{}';    -- J
 
 -- Lost connections.
 
+ALTER TABLE redrive_inflight ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;  -- so many of the charges are for lost connections
+
 -- Counters of causes.
 
 -- Changed letters. An operator's transaction lists the letters that it changes under the version that it gives to the

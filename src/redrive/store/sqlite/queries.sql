@@ -271,7 +271,7 @@ SELECT position, max(rev), data FROM redrive_edits WHERE subscription = :subscri
 -- ---------------------------------------------------------------- crash counting
 
 -- name: inflight_charge
-UPDATE redrive_inflight SET running = 0, charges = charges + (boot IS :boot)
+UPDATE redrive_inflight SET running = 0, charges = charges + (boot IS :boot), lost = lost + (boot IS :boot) * :lost
 WHERE member = :member AND running = 1
 
 -- ---------------------------------------------------------------- controls and audit

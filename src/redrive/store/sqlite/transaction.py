@@ -122,6 +122,8 @@ class SqliteTx:
         """As `checked`: nobody has to be waited for."""
         return watched(self.connection, function) if self.is_careful else function
 
+    server: float | None = None  # there is none
+
     calls = 0  # not counted: of those whose statements are held, nobody asks which it was
 
     def takes_back(self, error: BaseException) -> bool:

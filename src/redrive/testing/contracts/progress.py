@@ -215,10 +215,12 @@ class KeyedContract(StoreTests):
         with self.store.transaction() as tx:
             tx.keyed.run_alone(row.id, 1, "boot")
             tx.keyed.run_alone(row.id, 2, "an older boot")
-            assert tx.keyed.charge(row.id, "boot") == {1: 1, 2: 0}
-            assert tx.keyed.charge(row.id, "boot") == {1: 1, 2: 0}
+            assert tx.keyed.charge(row.id, "boot") == {1: (1, 0), 2: (0, 0)}
+            assert tx.keyed.charge(row.id, "boot") == {1: (1, 0), 2: (0, 0)}
             tx.keyed.run_alone(row.id, 1, "boot")
-            assert tx.keyed.charge(row.id, "boot") == {1: 2, 2: 0}
+            assert tx.keyed.charge(row.id, "boot") == {1: (2, 0), 2: (0, 0)}
+            tx.keyed.run_alone(row.id, 1, "boot")
+            assert tx.keyed.charge(row.id, "boot", lost=True) == {1: (3, 1), 2: (0, 0)}
 
     def test_an_excuse_and_a_completion_leave_no_charge(self) -> None:
         row = self._subscribe()
