@@ -100,6 +100,7 @@ DECISIONS: list[tuple[str, Outcome, dict[str, Any]]] = [
     ),
     ("the process died with it alone, twice", out.Crashed(2), {}),
     ("the process died with it alone, three times", out.Crashed(3), {}),
+    ("its connection was lost while alone, three times", out.Crashed(3, 3), {}),
     ("a breaker was open and is told to bury", out.Blocked(act.BREAKER_OPEN, FAILURE), {}),
     ("the breaker of its key is open for 1m", out.Held(act.BREAKER_OPEN, 60.0), {}),
     ("its key has reached the limit for 2s", out.Held(act.RATE_LIMITED, 2.0), {}),

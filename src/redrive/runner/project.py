@@ -415,8 +415,7 @@ class Projector:
         if due[0][1].letter in duty.suspects:
             alone = Work(None, due[0][1].position, None, *due[0])
             duty.mark_alone(alone)
-        started = duty.engine.env.clock.monotonic()
-        risk = at_risk([head for _, head in due], alone=alone is not None)
+        started, risk = duty.engine.env.clock.monotonic(), at_risk([head for _, head in due], alone=alone is not None)
         with risk, duty.engine.store.transaction(durable=duty.durable) as tx:
             settling = self.caller.settling = Settling(tx, duty, gathers=True)
             hit("letter.fenced")
