@@ -82,3 +82,7 @@ def __getattr__(name: str) -> Any:
     from redrive import sinks
 
     return getattr(sinks, name)
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *__all__]

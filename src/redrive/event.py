@@ -147,6 +147,27 @@ class _Edited(Event[Any], frozen=True, eq=False, gc=False):
         return self.number
 
 
+class _Appended(Event[Any], frozen=True, eq=False, gc=False):
+    """One that `append` has stored and returned."""
+
+    if not TYPE_CHECKING:  # a type checker must refuse `await log.append(…)`, as ever
+
+        def __await__(self) -> Any:
+            return _refuse_await(self)
+
+
+def _refuse_await(event: Event[Any]) -> Any:
+    raise TypeError(
+        f"append returns the event, which is stored already (id {event.id!r}), and nothing to await: leave out await, "
+        "or write `await log.append_async(…)`, which does not block the event loop"
+    )
+
+
+def appended(row: tuple[Any, ...], types: EventTypes) -> Event[Any]:
+    """What `append` returns for a row: an event of the log, or one that waits for its time."""
+    return _Appended(*row, types) if row[0] is not None else scheduled_from(row, types)  # type: ignore[call-arg]
+
+
 def from_row(row: tuple[Any, ...], types: EventTypes) -> Event[Any]:
     """The event of a store's row."""
     return Event(*row, types)  # type: ignore[call-arg]  # a row is exactly the fields before `types`
@@ -168,6 +189,11 @@ class Scheduled(Event[T_co], frozen=True, eq=False):
     """An event that is appended when it is due: until then it has neither position nor version."""
 
     due_at: float = 0.0
+
+    if not TYPE_CHECKING:
+
+        def __await__(self) -> Any:
+            return _refuse_await(self)
 
     @property
     def due(self) -> datetime | None:

@@ -401,3 +401,23 @@ def test_declaring_does_no_io(tmp_path: Path) -> None:
     app = App(str(tmp_path / "no" / "such" / "folder" / "shop.db"))
     app.projection(app.log("orders"))(lambda event, tx: None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"after": "1h"}], ids=["now", "later"])
+def test_await_of_append_names_append_async(harness: Harness, options: dict[str, Any]) -> None:
+    """The event is stored by then: who reads only that an Event cannot be awaited may append it again."""
+    log = harness.app.log("orders")
+
+    async def program() -> None:
+        await log.append("order.placed", 1, id="one", **options)
+
+    with pytest.raises(TypeError, match=r"stored already \(id 'one'\).*`await log.append_async\(…\)`"):
+        asyncio.run(program())
+
+
+def test_append_returns_an_event_like_any_other(harness: Harness) -> None:
+    log = harness.app.log("orders")
+    event = log.append("order.placed", {"cents": 1}, key="a")
+    [read] = log.read()
+    assert (event, hash(event), repr(event)) == (read, hash(read), repr(read))
+    assert read == event

@@ -19,3 +19,7 @@ def __getattr__(name: str) -> Any:
     from redrive.redis import letters  # with the driver behind it
 
     return getattr(letters, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

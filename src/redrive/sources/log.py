@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from redrive.context import Tx, check_unversioned
 from redrive.draft import draft, draft_item
 from redrive.errors import UsageError
-from redrive.event import Event, NewEvent, from_row, scheduled_from, withdrawal
+from redrive.event import Event, NewEvent, appended, from_row, scheduled_from, withdrawal
 from redrive.store.address import is_same
 from redrive.store.port import Appending
 from redrive.store.rehearsing import check_off_stage
@@ -233,7 +233,7 @@ class Log:
     def _store(self, events: list[NewEvent]) -> list[Event[Any]]:
         rows = self._append(events)
         self._runtime.notify(self.name, rows)
-        return [_event(row, self._runtime.types) for row in rows]
+        return [appended(row, self._runtime.types) for row in rows]
 
     def _check(self, events: Sequence[NewEvent]) -> None:
         """Whether they may be stored here."""
