@@ -16,7 +16,7 @@ from redrive.redis.stream import line_of
 from redrive.replay.operations import operate
 from redrive.replay.prune import What
 from redrive.runner import land
-from redrive.sources.port import moved
+from redrive.sources.port import Plain, moved
 from redrive.testing.failpoints import FailpointHit, failpoint
 
 ORDERED = {"partitions": 1}
@@ -335,6 +335,29 @@ def test_who_waits_looks_at_everything_else_only_now_and_then(
         assert [looks(0.001), looks(0.001), looks(0.0), looks(0.001)] == [0, 0, 1, 0]
         monkeypatch.setattr(ordered, "LOOK_SECONDS", -1.0)
         assert [looks(0.0), looks(0.001), looks(0.001)] == [1, 1, 1]
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.01])
+@pytest.mark.parametrize("limit", [2, 10])
+def test_trimmed_entries_are_told_before_those_that_follow(
+    server: Any, valkey_url: str, limit: int, wait: float
+) -> None:
+    """Also if more follow than one read takes, and if the reader would wait for more."""
+    reader, ids = Stream(valkey_url, "orders", partitions=1).open("g"), say(server, 2)
+    try:
+        *_, last = reader.read({}, 10, 0.0)
+        ids = say(server, 8)
+        server.xtrim("orders", maxlen=5, approximate=False)
+        reader._look_at = 0.0  # it is time to look at everything
+        lost, *others = reader.read({0: last.position}, limit, wait)
+        assert "3 entries" in str(lost.event.data_raw) and ":lost" in lost.event.id
+        assert [one.id if isinstance(one, Plain) else one.event.id for one in others] == [
+            f"orders:{id}" for id in ids[3 : 3 + limit]
+        ]
+        again = reader.read({0: others[-1].position}, limit, 0.0)
+        assert len(again) == min(limit, 5 - len(others))
     finally:
         reader.close()
 
