@@ -334,6 +334,7 @@ def test_every_command_is_looked_at_here(command: Any) -> None:
     own_tests = {"dlq show", "explain", "state", "ops show", "append", "rules test", "alerts", "dashboard"}
     writes = {
         "run", "pause", "resume", "seek", "rebuild", "reset", "rename", "accept-from-now", "rekey", "import", "prune",
+        "forget",
         "dlq replay", "dlq edit", "dlq discard", "dlq resolve", "dlq note", "dlq import", "dlq replay-all", "dlq purge",
         "ops cancel", "ops resume", "copy", "migrate", "demo", "scheduled cancel", "admit", "breaker open",
         "breaker close", "hold", "release", "dlq now", "dlq postpone",

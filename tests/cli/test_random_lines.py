@@ -35,7 +35,8 @@ WIDTH, MESSAGE_MAX = 80, 4_000
 
 # What changes a store on purpose. Everything else only looks: a new command that writes has to be entered here.
 WRITES = {
-    "run", "rebuild", "reset", "rename", "accept-from-now", "rekey", "pause", "resume", "seek", "prune", "append",
+    "run", "rebuild", "reset", "forget", "rename", "accept-from-now", "rekey", "pause", "resume", "seek", "prune",
+    "append",
     "import", "dlq replay", "dlq replay-all", "dlq edit", "dlq discard", "dlq purge", "dlq resolve", "dlq reopen",
     "dlq import", "dlq note", "ops cancel", "ops resume", "ops run", "demo", "breaker open", "breaker close", "admit",
     "scheduled cancel",

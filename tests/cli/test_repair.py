@@ -125,3 +125,37 @@ def test_somebody_at_a_terminal_is_asked_and_sees_the_progress(built: Any) -> No
     assert refused.code == 1
     assert "nothing more was done" in refused.out
     assert len(built.query("SELECT * FROM revenue")) == 3
+
+
+def test_forget_lists_rows_asks_and_deletes(built: Any) -> None:
+    (built.folder / "empty.py").write_text("from redrive import App\napp = App('shop.db')\n")
+    base = ["forget", "revenue", "--reason", "removed", "--store", "shop.db"]
+    answer = built.redrive(*base)
+    assert answer.code == 2 and "Nobody is here to answer: add --yes" in answer.err
+    assert "letters" in answer.out and "1 open letter and keep revenue?" in " ".join(answer.err.split())
+    answer = built.redrive(*base, "--app", "shop:app", "--yes")
+    assert answer.code == 2 and "is declared by this program" in answer.err
+    answer = built.redrive(*base, "--yes", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["subscription"] == "revenue" and answer.json["rows"]["letters"] == 1
+    assert (answer.json["open_letters"], answer.json["dropped"], answer.json["kept"]) == (1, [], ["revenue"])
+    assert len(built.query("SELECT * FROM revenue")) == 2
+    assert built.query("SELECT action, reason FROM redrive_audit") == [("forget", "removed")]
+    assert built.redrive("forget", "revenue", "--reason", "again", "--yes", "--store", "shop.db").code == 2
+    [status] = built.redrive("status", "--json", "--store", "shop.db").json
+    assert status["subscription"] == "charge"
+    assert built.redrive("verify", "--store", "shop.db").code == 0
+
+
+def test_forget_is_refused_while_a_worker_runs(built: Any) -> None:
+    built.work()
+    answer = built.redrive("forget", "revenue", "--reason", "removed", "--yes", "--store", "shop.db")
+    assert answer.code == 2 and "stop that worker first" in answer.err
+
+
+def test_rebuild_says_that_readers_see_a_partial_table(built: Any) -> None:
+    answer = built.redrive("rebuild", "revenue", "--store", "shop.db")
+    assert answer.code == 2
+    assert "Readers see revenue empty, then partly filled, until it is done." in " ".join(answer.err.split())
+    answer = built.redrive("rebuild", "charge", "--store", "shop.db")
+    assert "Readers" not in answer.err

@@ -61,6 +61,7 @@ COMMANDS = {
     "rename": ("repair:rename", "Tell the store that a function has another name now."),
     "accept-from-now": ("repair:accept_from_now", "Let a subscription that asks for more types begin with new events."),
     "rekey": ("repair:rekey", "Move a subscription's open letters to the lanes of its new key function."),
+    "forget": ("repair:forget", "Delete a subscription whose function was removed from the program."),
     "copy": ("copy:copy", "Copy everything that redrive keeps from one store to another, in either direction."),
     "prune": ("prune:prune", "Delete what is settled and old."),
     "migrate": ("migrate:migrate", "Bring a Postgres database to the storage format of this version."),

@@ -9,7 +9,7 @@ import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
 from redrive.cli.progress import progress, quiet_option
-from redrive.cli.render import emit_json, plain, plural, say
+from redrive.cli.render import emit_json, plain, plural, say, table
 from redrive.cli.waiting import finish, owners
 from redrive.errors import StoreError
 
@@ -39,8 +39,11 @@ def rebuild(
     """Clear what a subscription built and build it again from the log.
 
     Its tables, progress, keyed state and letters start over together. Discards and edits keep their effect; what was
-    emitted is not emitted again. A running worker does it, or with --app this command. If it is interrupted, the
-    next worker goes on where it was.
+    emitted is not emitted again. A running worker does it, or with --app this command, while other workers wait. If it
+    is interrupted, the next worker goes on where it was.
+
+    Readers see an empty table, then a partly filled one, until it is done. To keep the former rows readable, declare a
+    second projection with another name and another table, let it catch up, and switch your readers.
     """
     with opened(store, program) as app:
         desk = app.operate()
@@ -133,11 +136,56 @@ def rekey(name: str, program: str, reason: str, store: str | None) -> int:
     return 0
 
 
+@click.command()
+@click.argument("name", metavar="SUBSCRIPTION")
+@reason_option
+@click.option("--drop-tables", is_flag=True, help="Drop the tables, too, that redrive made for it.")
+@yes_option
+@store_option
+@app_option
+@json_option
+def forget(
+    name: str, reason: str, drop_tables: bool, yes: bool, store: str | None, program: str | None, as_json: bool
+) -> int:
+    """Delete a subscription whose function was removed from the program.
+
+    Its progress, letters and state go in one transaction, and it no longer holds back `redrive prune`. The audit stays.
+    Refused while a worker runs it, and if the program of --app declares it. A function with its name begins as new.
+    """
+    with opened(store, program) as app:
+        desk, lease = app.operate().subscriptions, app.runtime.settings.lease
+        plan = desk.plan_forget(name, lease)
+        if not as_json:
+            table(("table", ">rows"), list(plan.rows.items()))
+        verb = "drop" if drop_tables else "keep"
+        tables = f" and {verb} {', '.join(map(plain, plan.tables))}" if plan.tables else ""
+        confirm(
+            f"Forget {plain(name)}: delete {plural(sum(plan.rows.values()), 'row')}, with "
+            f"{plural(plan.open_letters, 'open letter')}{tables}?",
+            yes,
+        )
+        done = desk.forget(name, reason, lease, drop_tables=drop_tables)
+    if as_json:
+        emit_json(
+            {
+                "subscription": name, "rows": done.rows, "open_letters": done.open_letters,
+                "dropped": list(done.dropped), "kept": list(done.kept),
+            }
+        )  # fmt: skip
+        return 0
+    say(f"{name} is forgotten; {plural(sum(done.rows.values()), 'row')} deleted")
+    if done.kept:
+        say(f"its tables stay, with their rows: {', '.join(done.kept)}")
+    return 0
+
+
 def _ask_to_clear(desk: Operations, name: str, verb: str, yes: bool) -> None:
     """Say with exact numbers what will be cleared, then ask."""
     plan = desk.plan_reset(name)
     tables = ", ".join(plan.tables) or "no tables"
+    warning = f"Readers see {tables} empty, then partly filled, until it is done. " if plan.tables else ""
     confirm(
+        f"{warning}"
         f"{verb} {plain(name)}: clear {tables}, go back from position {plan.position} to {plan.start}, "
         f"supersede {plural(plan.open_letters, 'open letter')}?",
         yes,

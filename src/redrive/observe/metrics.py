@@ -107,7 +107,7 @@ RULES_BROKEN = _counter(
     "redrive_rules_broken_total", "subscription", "Rules that could not answer; the letter is kept."
 )
 LEASES = _counter(
-    "redrive_leases_total", "subscription change", "Changes of ownership: taken, unclean, released, lost."
+    "redrive_leases_total", "subscription change", "Changes of ownership: taken, unclean, released, lost, refused."
 )
 SPOOLED = _counter("redrive_spooled_total", "", "Tracked events that went to the spool: the store did not take them.")
 SPOOL_TAKEN = _counter("redrive_spool_taken_total", "", "Events of a spool that are in the store now.")
@@ -156,6 +156,7 @@ HEARD: tuple[Heard, ...] = (
     Heard(sig.LeaseLost, LEASES, lambda s: (s.subscription, "lost")),
     Heard(sig.Halted, HALTS, _subscription),
     Heard(sig.Resumed, RESUMED, _subscription),
+    Heard(sig.StandingBy, LEASES, lambda s: (s.subscription, "refused")),
     Heard(sig.HandlerStuck, STUCK, _subscription),
     Heard(sig.LaneFull, LANES_FULL, _subscription),
     Heard(sig.BreakerOpened, BREAKER_OPENED, _breaker),

@@ -124,7 +124,8 @@ def _subscriptions(
         if declared is not None and name not in declared:
             yield Finding(
                 "orphan", WARNING, f"{name} is in the store and not in the program", f"if it was renamed: "
-                f"redrive rename {name} NEW; it holds back `prune --events {row.source}` as long as it is here", name,
+                f"redrive rename {name} NEW; if it was removed: redrive forget {name} --reason TEXT; it holds back "
+                f"`prune --events {row.source}` as long as it is here", name,
             )  # fmt: skip
         if progress.halted is not None:
             yield Finding(

@@ -12,9 +12,10 @@ from typing import Any
 
 from redrive.errors import UsageError
 from redrive.event import check_subscription, from_row
-from redrive.replay import seek
+from redrive.replay import removal, seek
 from redrive.replay.deed import Nothing, Operator, find, need_function, need_reason
 from redrive.replay.letters import KeyOf
+from redrive.replay.removal import Forgotten
 from redrive.replay.seek import Sought
 from redrive.runner.call import find_key
 from redrive.store.declared import declare, stored_of
@@ -117,6 +118,27 @@ class SubscriptionDesk:
                 }  # fmt: skip
                 self._operator.audit(tx, "seek", name, f"position {done.position}", reason, details)
         self._operator.tell("seek", name, f"position {done.position}")
+        return done
+
+    def plan_forget(self, name: str, lease: float) -> Forgotten:
+        """What `forget` would delete; `lease`: seconds after which a worker counts as gone."""
+        with self._operator.store.reading() as tx:
+            row = find(tx, name)
+            removal.check_forgettable(tx, row, self._operator.env, lease, self._declared)
+            return removal.plan(tx, row)
+
+    def forget(self, name: str, reason: str, lease: float, *, drop_tables: bool = False) -> Forgotten:
+        """Delete a subscription whose function was removed, with its letters and their history. The audit stays.
+
+        Refused while a worker owns or runs it. `drop_tables`: drop the tables, too, that redrive made for it.
+        """
+        need_reason("forget", reason)
+        with self._acting(name) as (tx, row):
+            removal.check_forgettable(tx, row, self._operator.env, lease, self._declared)
+            done = removal.carry_out(tx, row, drop_tables=drop_tables)
+            details = {"rows": done.rows, "dropped": list(done.dropped), "open_letters": done.open_letters}
+            self._operator.audit(tx, "forget", name, name, reason, details)
+        self._operator.tell("forget", name, name)
         return done
 
     # ------------------------------------------------------------ how

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from redrive.errors import Differs
 from redrive.policy.declaration import RESERVATION_SECONDS, Declaration, Reservation, Stored
 from redrive.store.port import StoreTx, Subscribed
 from redrive.store.progress import tables_of
@@ -12,7 +13,8 @@ from redrive.store.progress import tables_of
 def stored_of(tx: StoreTx, subscription: int) -> tuple[Stored, Reservation]:
     """The declaration that the store holds now, and the reservation."""
     found = tx.sql.one("declaration_get", {"subscription": subscription})
-    assert found is not None
+    if found is None:
+        raise Differs("an operator has forgotten it (redrive forget); start this process again to begin it as new")
     ordering, version, key, tables, by_operator, reserved_by, reserved_until, partitions = found
     stored = Stored(
         tuple(sorted(tx.progress.filters(subscription)[-1][1])), ordering, partitions, tables_of(tx.sql, subscription),

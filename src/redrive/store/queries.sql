@@ -1351,3 +1351,93 @@ WHERE s.kind = 'mirror' ORDER BY s.name
 -- The first position in a log to whose letter something happened above an entry.
 SELECT min(j.position) FROM redrive_journal j JOIN redrive_subscriptions s ON s.id = j.subscription
 WHERE j.seq > :after AND s.source = :source
+
+-- ---------------------------------------------------------------- forgetting a subscription
+
+-- name: forget_counts
+-- The rows of one subscription, by table.
+SELECT 'attempts', count(*) FROM redrive_attempts WHERE letter IN (SELECT id FROM redrive_letters WHERE subscription = :subscription)
+UNION ALL SELECT 'edits', count(*) FROM redrive_edits WHERE subscription = :subscription
+UNION ALL SELECT 'journal', count(*) FROM redrive_journal WHERE subscription = :subscription
+UNION ALL SELECT 'letters', count(*) FROM redrive_letters WHERE subscription = :subscription
+UNION ALL SELECT 'letter_counts', count(*) FROM redrive_letter_counts WHERE subscription = :subscription
+UNION ALL SELECT 'lanes', count(*) FROM redrive_lanes WHERE subscription = :subscription
+UNION ALL SELECT 'changes', count(*) FROM redrive_changes WHERE subscription = :subscription
+UNION ALL SELECT 'holds', count(*) FROM redrive_holds WHERE subscription = :subscription
+UNION ALL SELECT 'controls', count(*) FROM redrive_controls WHERE subscription = :subscription
+UNION ALL SELECT 'inflight', count(*) FROM redrive_inflight WHERE member & 4294967295 = :subscription
+UNION ALL SELECT 'probes', count(*) FROM redrive_probes WHERE member & 4294967295 = :subscription
+UNION ALL SELECT 'done_chunks', count(*) FROM redrive_done_chunks WHERE member & 4294967295 = :subscription
+UNION ALL SELECT 'filters', count(*) FROM redrive_filters WHERE subscription = :subscription
+UNION ALL SELECT 'ranges', count(*) FROM redrive_ranges WHERE subscription = :subscription
+UNION ALL SELECT 'tables', count(*) FROM redrive_tables WHERE subscription = :subscription
+UNION ALL SELECT 'state', count(*) FROM redrive_state WHERE subscription = :subscription
+UNION ALL SELECT 'landed', count(*) FROM redrive_landed WHERE subscription = :subscription
+UNION ALL SELECT 'progress', count(*) FROM redrive_progress WHERE subscription = :subscription
+UNION ALL SELECT 'subscriptions', count(*) FROM redrive_subscriptions WHERE id = :subscription
+
+-- name: forget_operation_letters
+-- Operations keep their receipts: letters that had not run yet count as skipped.
+UPDATE redrive_operation_letters SET result = 'skipped', why = 'its subscription was forgotten'
+WHERE result IS NULL AND letter IN (SELECT id FROM redrive_letters WHERE subscription = :subscription)
+
+-- name: forget_meta
+DELETE FROM redrive_meta WHERE name IN ('state ' || :subscription, 'states:' || :subscription, 'states_mark:' || :subscription,
+  'heard ' || :subscription, 'pruned ' || :subscription, 'auto-replay ' || :subscription)
+
+-- name: forget_attempts
+DELETE FROM redrive_attempts WHERE letter IN (SELECT id FROM redrive_letters WHERE subscription = :subscription)
+
+-- name: forget_edits
+DELETE FROM redrive_edits WHERE subscription = :subscription
+
+-- name: forget_journal
+DELETE FROM redrive_journal WHERE subscription = :subscription
+
+-- name: forget_letters
+DELETE FROM redrive_letters WHERE subscription = :subscription
+
+-- name: forget_letter_counts
+DELETE FROM redrive_letter_counts WHERE subscription = :subscription
+
+-- name: forget_lanes
+DELETE FROM redrive_lanes WHERE subscription = :subscription
+
+-- name: forget_changes
+DELETE FROM redrive_changes WHERE subscription = :subscription
+
+-- name: forget_holds
+DELETE FROM redrive_holds WHERE subscription = :subscription
+
+-- name: forget_controls
+DELETE FROM redrive_controls WHERE subscription = :subscription
+
+-- name: forget_inflight
+DELETE FROM redrive_inflight WHERE member & 4294967295 = :subscription
+
+-- name: forget_probes
+DELETE FROM redrive_probes WHERE member & 4294967295 = :subscription
+
+-- name: forget_done_chunks
+DELETE FROM redrive_done_chunks WHERE member & 4294967295 = :subscription
+
+-- name: forget_filters
+DELETE FROM redrive_filters WHERE subscription = :subscription
+
+-- name: forget_ranges
+DELETE FROM redrive_ranges WHERE subscription = :subscription
+
+-- name: forget_tables
+DELETE FROM redrive_tables WHERE subscription = :subscription
+
+-- name: forget_state
+DELETE FROM redrive_state WHERE subscription = :subscription
+
+-- name: forget_landed
+DELETE FROM redrive_landed WHERE subscription = :subscription
+
+-- name: forget_progress
+DELETE FROM redrive_progress WHERE subscription = :subscription
+
+-- name: forget_subscriptions
+DELETE FROM redrive_subscriptions WHERE id = :subscription
