@@ -37,7 +37,7 @@ def test_causes_in_words_and_as_json(failed: Any) -> None:
     assert max(map(len, answer.out.splitlines())) <= 80
     found = failed.redrive("dlq", "-s", "charge", "--store", "shop.db", "--json").json
     assert list(found[0]) == [
-        "fingerprint", "subscription", "dead", "lanes", "waiting", "waiting_exact", "error_type", "error_message",
+        "fingerprint", "subscription", "dead", "lanes", "waiting", "error_type", "error_message",
         "reasons", "types", "first_seen", "last_seen", "standing", "notes",
     ]  # fmt: skip
     assert [(one["subscription"], one["dead"], one["waiting"]) for one in found] == [("charge", 2, 4)]

@@ -241,12 +241,11 @@ def _refuse_options_before(verb: str, context: click.Context) -> None:
 
 
 def _show_cause(one: Cause, now: float) -> None:
-    more = "" if one.waiting_exact else " at least"
     standing = f"  [{one.standing}]" if one.standing else ""
     click.echo(f"{plural(one.dead, 'letter')}  {fit(one.subscription, 40)}  {plain(one.fingerprint[:8])}{standing}")
     kind = one.error_type.rpartition(".")[2] or ", ".join(one.reasons)
     click.echo("  " + fit(f"{kind}: {one.error_message}" if one.error_message else kind, 78))
-    click.echo(f"  {plural(one.lanes, 'lane')} held back{more}, {plural(one.waiting, 'event')} waiting{more}")
+    click.echo(f"  {plural(one.lanes, 'lane')} held back, {plural(one.waiting, 'event')} waiting")
     say(f"first {beside(one.first_seen, now)}, last {beside(one.last_seen, now)}", "  ")
     click.echo("  " + fit(f"types: {', '.join(one.types)}", 78))
     for entry in one.notes:
@@ -257,7 +256,7 @@ def _show_cause(one: Cause, now: float) -> None:
 def _cause_json(one: Cause) -> dict[str, Any]:
     return {
         "fingerprint": one.fingerprint, "subscription": one.subscription, "dead": one.dead, "lanes": one.lanes,
-        "waiting": one.waiting, "waiting_exact": one.waiting_exact, "error_type": one.error_type,
+        "waiting": one.waiting, "error_type": one.error_type,
         "error_message": one.error_message, "reasons": list(one.reasons), "types": list(one.types),
         "first_seen": moment(one.first_seen), "last_seen": moment(one.last_seen), "standing": one.standing,
         "notes": [{"at": moment(n.at), "who": n.who, "text": n.text, "resolved": bool(n.resolved)} for n in one.notes],

@@ -1,7 +1,7 @@
 """Causes: dead letters that failed in the same place in the same way, and what people know about them.
 
-Counts come from the counters. How many events wait behind a cause is counted for its first letters only, so
-that a million letters are listed as quickly as ten; `waiting_exact` says whether there were more.
+All numbers come from counters, so that a million letters are listed as quickly as ten. A lane is held back by its head:
+it counts for the cause of a head that is dead, and so do the letters that wait behind it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redrive.errors import UsageError
-from redrive.policy.action import BEHIND_HEAD
 from redrive.replay.deed import Operator
 from redrive.replay.select import Selection, subscription_of
 from redrive.replay.tally import first_of
 from redrive.store.port import Store, StoreTx
 
-LOOKED_AT = 3_000  # letters whose lanes are counted, over all causes that are listed
 LETTERS_LOOKED_AT = 500  # for their causes, where counters do not know
 EVERY = Selection()
 
@@ -40,7 +38,6 @@ class Cause:
     dead: int
     lanes: int
     waiting: int
-    waiting_exact: bool  # False: lanes and waiting are of the first letters, there are more
     error_type: str
     error_message: str
     reasons: tuple[str, ...]
@@ -75,12 +72,7 @@ def causes(store: Store, selection: Selection = EVERY, limit: int = 100) -> Caus
             if (row[0], row[1]) in meant:
                 groups.setdefault((row[0], row[1]), []).append(row)
         ordered = sorted(groups.values(), key=lambda rows: (-sum(row[5] for row in rows), rows[0][0]))
-        found: list[Cause] = []
-        following = {number for number in {rows[0][1] for rows in ordered} if _has_followers(tx, number)}
-        budget = LOOKED_AT // 2 if letters else LOOKED_AT
-        for of_one in ordered[:limit]:
-            found.append(_cause(tx, of_one, budget, of_one[0][1] in following))
-            budget = max(0, budget - found[-1].dead)
+        found = [_cause(tx, of_one) for of_one in ordered[:limit]]
         return Causes(found, len(ordered), exact)
 
 
@@ -108,35 +100,18 @@ def find_cause(tx: StoreTx, start: str) -> str:
     return str(found[0])
 
 
-def _has_followers(tx: StoreTx, subscription: int) -> bool:
-    """Does anything of it wait behind something else?"""
-    return any(row[1] == BEHIND_HEAD for row in tx.sql.all("ledger_kept_counts", {"subscription": subscription}))
-
-
-def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]], budget: int, following: bool) -> Cause:
+def _cause(tx: StoreTx, rows: Sequence[Sequence[Any]]) -> Cause:
     fingerprint, number, name = rows[0][:3]
-    dead = sum(row[5] for row in rows)
+    dead, last = sum(row[5] for row in rows), max(row[6] for row in rows) or None
     where = {"fingerprint": fingerprint, "subscription": number}
     error_type, message, first = tx.sql.one("cause_first", where) or ("", "", None)
-    lanes, waiting, exact, last = _blast_radius(tx, where, dead, budget, following)
+    lanes, waiting = tx.sql.one("cause_counts", where) or (0, 0)
     notes = tuple(Note(*row) for row in tx.sql.all("notes_of", {"fingerprint": fingerprint}))
     reasons, types = (tuple(sorted({row[place] for row in rows})) for place in (3, 4))
     return Cause(
-        fingerprint, name, dead, lanes, waiting, exact, error_type, message, reasons, types, first, last,
+        fingerprint, name, dead, lanes, waiting, error_type, message, reasons, types, first, last,
         _standing(notes, last), notes,
     )  # fmt: skip
-
-
-def _blast_radius(
-    tx: StoreTx, where: dict[str, Any], dead: int, budget: int, following: bool
-) -> tuple[int, int, bool, float | None]:
-    """Lanes held back, events waiting in them, whether all were counted, and when the last one failed."""
-    exact = dead <= budget
-    newest = tx.sql.value("cause_last", where)
-    if not following and not exact:
-        return dead, 0, True, newest
-    lanes, waiting, last = tx.sql.all("cause_lanes", {**where, "limit": budget})[0]
-    return lanes, waiting, exact, max(last or 0.0, newest or 0.0) or None
 
 
 def _standing(notes: Sequence[Note], last_seen: float | None) -> str:

@@ -216,6 +216,9 @@ class Account:
         for state, positions in self.unasked:
             if state != "discarded":  # a discard stays, also when a rebuild's filter no longer asks for the type
                 yield from _all("unasked_letters", "letters of events that its filter does not ask for", positions)
+        for (fingerprint,) in self.tx.sql.all("ledger_causes", {"subscription": self.row.id}):
+            message = f"cause {fingerprint}: not as many lanes are held back, or events waiting, as is kept"
+            yield Violation("causes", message)
         yield from _all("sieve", "dead letters that a search for their error would miss", self._unsaid())
         yield from self._steps()
         mine = {"subscription": self.row.id}

@@ -256,7 +256,7 @@ def _causes(tx: StoreTx, selection: Selection, subscription: int | None) -> tupl
     """Fingerprints that match as far as the counters know, with how many letters they have, and all there are."""
     causes: dict[tuple[str, int], int] = {}
     total = 0
-    for fingerprint, number, _, reason, kind, count in tx.sql.all("causes"):
+    for fingerprint, number, _, reason, kind, count, _ in tx.sql.all("causes"):
         total += count
         if subscription in (None, number) and selection.covers(fingerprint, reason, kind):
             causes[fingerprint, number] = causes.get((fingerprint, number), 0) + count

@@ -706,6 +706,19 @@ SELECT min(oldest) FROM
    WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane) AS both_sides
 GROUP BY lane HAVING count(*) <> 2 OR sum(n) <> 0 OR min(oldest) <> max(oldest) ORDER BY 1
 
+-- name: ledger_causes
+-- Causes whose lanes, or the letters that wait in them, are not as many as is kept.
+SELECT fingerprint FROM
+  (SELECT fingerprint, lanes, waiting FROM redrive_causes WHERE subscription = :subscription
+   UNION ALL SELECT h.fingerprint, -1, 1 - k.n FROM
+     (SELECT lane, min(position) AS position, count(*) AS n FROM redrive_letters
+      WHERE subscription = :subscription AND lane IS NOT NULL AND state IN ('retrying', 'dead') GROUP BY lane) AS k
+   JOIN redrive_letters h ON h.subscription = :subscription AND h.position = k.position AND h.state <> 'superseded'
+     AND h.state = 'dead'
+   UNION ALL SELECT fingerprint, -1, 0 FROM redrive_letters
+   WHERE subscription = :subscription AND lane IS NULL AND state = 'dead') AS both_sides
+GROUP BY fingerprint HAVING sum(lanes) <> 0 OR sum(waiting) <> 0 ORDER BY 1
+
 -- name: ledger_lost_events
 -- Letters whose event is no longer in the log, or is another one.
 SELECT l.position FROM redrive_letters l
@@ -735,16 +748,16 @@ ORDER BY 1
 
 -- name: causes
 -- Dead letters by cause, from the counters.
-SELECT c.fingerprint, c.subscription, s.name, c.reason, c.type, c.n FROM redrive_letter_counts c
+SELECT c.fingerprint, c.subscription, s.name, c.reason, c.type, c.n, c.last_at FROM redrive_letter_counts c
 JOIN redrive_subscriptions s ON s.id = c.subscription WHERE c.state = 'dead'
 
 -- name: cause_first
 SELECT error_type, error_message, first_failed_at FROM redrive_letters
 WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscription ORDER BY id LIMIT 1
 
--- name: cause_last
-SELECT last_failed_at FROM redrive_letters
-WHERE state = 'dead' AND fingerprint = :fingerprint AND subscription = :subscription ORDER BY id DESC LIMIT 1
+-- name: cause_counts
+-- How many lanes it holds back, and how many letters wait behind their heads.
+SELECT lanes, waiting FROM redrive_causes WHERE subscription = :subscription AND fingerprint = :fingerprint
 
 -- name: lane_letters
 -- What is open in a lane from a position on, in order.

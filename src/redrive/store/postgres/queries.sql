@@ -402,14 +402,6 @@ SELECT min(l.id) FROM redrive_letters l
 WHERE l.state = 'dead' AND coalesce(l.last_failed_at, l.parked_at) >= :from_time::float8
   AND coalesce(l.last_failed_at, l.parked_at) < :to_time::float8 AND l.id > :after
 
--- name: cause_lanes
-SELECT count(DISTINCT coalesce(lane, chr(1) || id)), coalesce(sum(behind), 0)::bigint, max(last_failed_at) FROM
-  (SELECT l.id, l.lane, l.last_failed_at, CASE WHEN l.lane IS NULL THEN 0 WHEN k.oldest = l.position THEN k.n - 1 ELSE
-          (SELECT count(*) FROM redrive_letters f WHERE f.subscription = l.subscription AND f.lane = l.lane
-           AND f.state IN ('retrying', 'dead') AND f.position > l.position) END AS behind
-   FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
-   WHERE l.state = 'dead' AND l.fingerprint = :fingerprint AND l.subscription = :subscription ORDER BY l.id LIMIT :limit) AS held
-
 -- name: operation_add
 INSERT INTO redrive_operations (action, who, reason, at, selected, rate)
 VALUES (:action, :who, :reason, :now, :selected, :rate) RETURNING id

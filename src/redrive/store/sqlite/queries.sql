@@ -415,16 +415,6 @@ SELECT letters, bits FROM redrive_sieve WHERE letters >= ? ORDER BY letters LIMI
 SELECT id FROM redrive_letters WHERE event_id >= :start AND event_id < :start || char(1114111) AND state <> 'superseded'
 ORDER BY id LIMIT :limit
 
--- name: cause_lanes
--- How many lanes the first so many letters of a cause hold back, and how many events wait in them. Behind a head waits
--- the rest of its lane; behind another is counted.
-SELECT count(DISTINCT coalesce(lane, char(1) || id)), coalesce(sum(behind), 0), max(last_failed_at) FROM
-  (SELECT l.id, l.lane, l.last_failed_at, CASE WHEN l.lane IS NULL THEN 0 WHEN k.oldest = l.position THEN k.n - 1 ELSE
-          (SELECT count(*) FROM redrive_letters f WHERE f.subscription = l.subscription AND f.lane = l.lane
-           AND f.state IN ('retrying', 'dead') AND f.position > l.position) END AS behind
-   FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
-   WHERE l.state = 'dead' AND l.fingerprint = :fingerprint AND l.subscription = :subscription ORDER BY l.id LIMIT :limit)
-
 -- name: operation_add
 INSERT INTO redrive_operations (action, who, reason, at, selected, rate) VALUES (:action, :who, :reason, :now, :selected, :rate)
 
