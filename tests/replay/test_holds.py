@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from redrive import App, Ctx, Event, Tx, UsageError, retry
+from redrive import App, Ctx, Event, Tx, UsageError, breaker, retry
 from redrive.errors import RedriveError
 from redrive.policy.holds import FOREVER
 from redrive.replay.holds import HOLDS_MAX
 from redrive.sinks import Sink, SomeFailed
-from redrive.testing import Harness
+from redrive.testing import Harness, failpoint
 
 KINDS = ["projection", "projection in lists", "handler", "delivery"]
 HOUR = 3_600.0
@@ -583,3 +583,79 @@ def test_now_refuses_a_letter_of_a_held_key_and_names_the_release(open_shop: Any
     why = shop.desk.letters.now(shop.letter()).refused[0].why
     assert "held by ada since" in why
     assert "redrive release function --key 'tenant-7/*'" in why
+
+
+# ---------------------------------------------------------------- together with other deeds
+
+
+def test_hold_beside_a_breaker_of_each_key(open_shop: Any) -> None:
+    """The key's breaker is open when the hold comes; after both have ended the events run in order."""
+    shop = open_shop("handler", breaker=breaker(per="key", failures=1, cooldown="1m", probes=1))
+    shop.bad = {1}
+    shop.order("ada", 1, 2)
+    shop.run()
+    shop.hold("function", "look at it", key="ada")
+    shop.order("ada", 3)
+    shop.order("bob", 7)
+    shop.harness.advance("1h")
+    assert shop.called("ada") == [1]
+    assert shop.called("bob") == [7]
+    shop.bad = set()
+    shop.desk.holds.release("function", key="ada")
+    shop.harness.advance("5m")
+    assert shop.called("ada") == [1, 1, 2, 3]
+    shop.check()
+
+
+@pytest.mark.parametrize("kind", ["projection", "handler"])
+def test_held_letters_follow_their_events_to_new_keys(open_shop: Any, kind: str) -> None:
+    """After `rekey` the holds of the new keys decide: a letter is not kept for a key that nobody releases any more."""
+    keys: dict[int, str] = {1: "old", 2: "old"}
+    shop = open_shop(kind, key_by=lambda event: keys[event.data])
+    shop.run()
+    shop.hold("function", "look at it", key="old")
+    shop.hold("function", "look at it", key="new-2")
+    shop.order(None, 1, 2)
+    shop.run()
+    assert shop.calls == []
+    shop.harness.crash()
+    keys.update({1: "new-1", 2: "new-2"})
+    shop.desk.subscriptions.rekey("function", "other keys")
+    shop.harness.restart()
+    shop.run()
+    assert [number for _, number in shop.calls] == [1]
+    shop.desk.holds.release("function", key="new-2")
+    shop.run()
+    assert [number for _, number in shop.calls] == [1, 2]
+    shop.check()
+
+
+@pytest.mark.parametrize("kind", ["projection", "handler"])
+def test_hold_reaches_every_partition(open_shop: Any, kind: str) -> None:
+    shop = open_shop(kind, partitions=3)
+    shop.run()
+    shop.hold("function", "migration", prefix="t/")
+    names = [f"{where}/{number}" for where in "tu" for number in range(9)]
+    for number, name in enumerate(names):
+        shop.order(name, number)
+    shop.run()
+    assert {key[0] for key, _ in shop.calls} == {"u"}
+    shop.desk.holds.release("function", prefix="t/")
+    shop.run()
+    assert sorted(key for key, _ in shop.calls) == sorted(names)
+    shop.check()
+
+
+def test_hold_may_be_taken_back_before_the_worker_writes_the_letter(open_shop: Any) -> None:
+    """The worker keeps an event back, and the release is committed first: the letter is due at once."""
+    shop = open_shop("handler")
+    shop.run()
+    shop.hold("function", "look at it", key="ada")
+    shop.order("ada", 1, 2)
+
+    with failpoint("round.called", lambda: shop.desk.holds.release("function", key="ada")) as place:
+        shop.run()
+    assert place.fired
+    shop.run()
+    assert shop.called("ada") == [1, 2]
+    shop.check()

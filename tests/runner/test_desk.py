@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.policy import outcome as out
+from redrive.policy.holds import Hold, Holds
 from redrive.policy.lanes import Head, Lanes
 from redrive.runner.desk import Desk
 from redrive.runner.duty import Duty, Work
 from redrive.runner.handle import Group
-from redrive.runner.holds import KeyHolds
+from redrive.runner.holds import HELD, KeyHolds
 from redrive.testing import FakeClock, make_event
 
 LANES = st.sampled_from(["a", "b", "c", "d", None])
@@ -101,3 +102,24 @@ def test_a_group_is_ordinary_only_if_each_of_it_is() -> None:
         assert Group([good, odd]).positions is None
     assert Group([good, asks]).positions == [1, 6]
     assert Group([good, asks]).asking == [asks]
+
+
+def test_hold_keeps_back_works_that_wait_for_their_call() -> None:
+    """New events become letters, a letter goes back to the lanes, and other keys run."""
+    here = duty()
+    head = Head(1, 5, "retrying", 0.0, 0.0, 0.0, 0, 1, 0, 0)
+    here.lanes.put("a", head, 1)
+    desk, letter = Desk(here), work(1, "a")
+    letter.head = head
+    fresh, other, behind = work(2, "b"), work(3, "c"), work(4, "b")
+    for one in (letter, fresh, other, behind):
+        desk.add(one)
+    assert list(desk.ready) == [letter, fresh, other]
+    here.holds.now = Holds([Hold(1, 0, key, False, None, 0.0, "ada", "why") for key in ("a", "b")], now=0.0)
+    assert set(desk.look_again()) == {letter, fresh}
+    assert (list(desk.ready), list(desk.outbox), fresh.outcome) == ([other], [fresh], HELD)
+    assert not desk.busy("a", 5)
+    assert desk.busy("b", 0)
+    assert here.lanes.take_due(1e9, 10) == []
+    here.lanes.release()
+    assert here.lanes.take_due(1e9, 10) == [("a", head)]
