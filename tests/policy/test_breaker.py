@@ -113,6 +113,19 @@ def test_the_rate_after_a_recovery_grows_up_to_the_limit(later: float) -> None:
     assert (free is None) == (later >= 30)
 
 
+def test_answer_of_the_sink_itself_lets_events_probe_it_or_begins_the_cooldown_again() -> None:
+    rule, opened = Rule(cooldown=10.0), Breaker(State.OPEN, since=100.0, until=110.0)
+    assert brk.after_probe(opened, rule, True, 105.0) == Breaker(State.PROBING, since=105.0)
+    assert brk.after_probe(opened, rule, False, 105.0) == Breaker(State.OPEN, since=100.0, until=115.0)
+    for left_alone in (PRISTINE, Breaker(State.OPEN, since=100.0, until=math.inf)):
+        assert brk.after_probe(left_alone, rule, True, 105.0) == left_alone
+
+
+def test_breaker_is_for_all_keys_or_for_each() -> None:
+    with pytest.raises(UsageError, match="or left out, not 'tenant'"):
+        breaker(per="tenant")  # type: ignore[arg-type]
+
+
 def test_by_hand_it_is_closed_at_once() -> None:
     assert brk.ramp_left(brk.forced_closed(Breaker(State.OPEN, since=5.0, until=math.inf)), 6.0) == 0
 

@@ -77,7 +77,7 @@ def test_a_pattern_that_cannot_be_kept_is_refused(pattern: str, why: str) -> Non
     assert why in str(refused.value)
 
 
-@pytest.mark.parametrize("pattern", ["a|b", "(a|b)c", "a||b", "(|a)b", "a{0}b", "a{0,2}", "(a|)*b"])
+@pytest.mark.parametrize("pattern", ["a|b", "(a|b)c", "a||b", "(|a)b", "a{0}b", "a{0,2}", "(a|)*b", "a.", ".*c", "."])
 def test_branches_and_counts_mean_what_they_mean_to_python(pattern: str) -> None:
     made, python = regex("x", pattern), re.compile(pattern)
     for text in ("", "a", "b", "ab", "ac", "bc", "c", "aab", "aa", "aaa", "abc", "|", "a|b"):
