@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from redrive import App, UsageError, no_retry
 from redrive.errors import RedriveError
+from redrive.kafka import Topic
 from redrive.masking import mask, mask_text
 from redrive.observe.logs import JsonFormatter, TextFormatter
 from redrive.runtime import store_address
+from redrive.settings import Settings, load_settings
 from redrive.store.postgres.connection import open_connection
 from redrive.testing import Harness
 
@@ -213,3 +215,22 @@ def test_log_line_holds_no_password(formatter: logging.Formatter) -> None:
             (type(error), error, error.__traceback__),
         )  # fmt: skip
     check_unseen(formatter.format(record))
+
+
+def test_brokers_with_a_password_are_refused_without_it() -> None:
+    with pytest.raises(UsageError, match=r"sasl\.password") as refused:
+        Topic("ada:Xq7fZk9w@broker:9092", "orders")
+    check_unseen(str(refused.value))
+
+
+def test_setting_of_the_wrong_kind_is_refused_without_its_password(tmp_path: Path) -> None:
+    address = "postgresql://ada:Xq7fZk9w@db/shop"
+    file = tmp_path / "redrive.toml"
+    for table in (f"store = ['{address}']", f"store = {{ url = '{address}' }}", f"http = '{address}'"):
+        file.write_text(table)
+        with pytest.raises(UsageError) as refused:
+            load_settings(file, {})
+        check_unseen("".join(traceback.format_exception(refused.value)))
+    with pytest.raises(UsageError) as refused:
+        Settings(store=[address])  # type: ignore[arg-type]
+    check_unseen(str(refused.value))

@@ -93,7 +93,9 @@ def _place(scheme: str, rest: str, port: re.Pattern[str]) -> str:
     if scheme in _PARSED and "@" not in rest[:host_ends] and _are_ports(rest[:host_ends], port):
         at = -1  # an @ further on belongs to the path or the query
     query = _query_starts(rest)
-    if at > query and "=" in rest[query:at]:  # the @ may be part of a parameter's value
+    if at > query and "=" in rest[query:at]:  # the @ is part of a parameter's value, or of a password with a ?
+        if colon is not None and colon.start() < query and not _are_known(scheme, rest[query + 1 :]):
+            return f"{rest[: colon.start()]}:{HIDDEN}"
         at = rest.rfind("@", 0, query)
     if at >= 0 and colon is not None and colon.start() < min(at, query) and rest[colon.end() : at] != PLACEHOLDER:
         return f"{rest[: colon.start()]}:{HIDDEN}@{_query(scheme, rest[at + 1 :])}"
@@ -113,7 +115,7 @@ def _are_ports(hosts: str, port: re.Pattern[str]) -> bool:
     """Is what follows the colon of each host a number, or nothing?"""
     for host in hosts.split(","):
         after = host.rpartition("]")[2] if host.startswith("[") else host
-        number = after.partition(":")[2]
+        number = _COLON.split(after, maxsplit=1)[-1] if _COLON.search(after) else ""
         if not port.fullmatch(number) or (number.isdecimal() and int(number) > 65_535):
             return False
     return True
@@ -126,6 +128,14 @@ def _query(scheme: str, rest: str) -> str:
         return rest
     pieces = query.split("&")
     return f"{place}?{'&'.join(_piece(scheme, piece) for piece in pieces)}"
+
+
+def _are_known(scheme: str, query: str) -> bool:
+    """Is each parameter one of libpq's? Of other queries nothing is known but that a parameter has a name."""
+    words = [unquote(piece.partition("=")[0]).lower() for piece in query.split("&")]
+    if scheme in POSTGRES:
+        return all(word in PLAIN_WORDS or word in ("password", "passfile", "sslpassword", "sslkey") for word in words)
+    return scheme in _PARSED and all(words)
 
 
 def _piece(scheme: str, piece: str) -> str:

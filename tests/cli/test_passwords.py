@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from redrive import App
+
 SERVER = "127.0.0.1:1"  # where nothing listens
 URLS = (
     f"postgresql://ada:{{}}@{SERVER}/shop",
@@ -61,3 +63,20 @@ def test_config_show_prints_no_password(inside: Any, address: str) -> None:
     for more in ((), ("--json",), ("store",)):
         answer = inside("config", "show", *more, "--store", address)
         check_unseen(answer.out + answer.err)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["redis://:Xq7f/Zk9w@127.0.0.1:1/0/dead", "redis://:Xq7fZk9w@127.0.0.1:1", "redis://:Xq7f#Zk9w@127.0.0.1:1/0/dead"],
+)
+def test_import_from_redis_prints_no_password(inside: Any, elsewhere: Path, address: str) -> None:
+    App("shop.db").log("orders").append("order.placed", {})
+    answer = inside("dlq", "import", address, "--reason", "back", "--yes", "--store", "shop.db")
+    assert answer.code != 0
+    check_unseen(answer.out + answer.err)
+
+
+def test_word_that_is_no_command_is_shown_without_its_password(inside: Any) -> None:
+    answer = inside("postgresql://ada:Xq7fZk9w@db/shop")
+    assert answer.code == 2
+    check_unseen(answer.out + answer.err)
