@@ -34,11 +34,11 @@ DOCSTRING_LINES_MAX = 10
 # What each part of the package may import of the package, besides itself.
 SHARED = {"version",
     "clock", "cloudevents", "codec", "context", "draft", "errors", "event", "failpoints", "files", "lossy", "masking",
-    "observe", "reader", "settings", "subscription", "types", "units",
+    "observe", "options", "reader", "settings", "subscription", "types", "units",
 }  # fmt: skip
 PORTS = {"store", "sources", "sinks", "mirrors"}
 LAYERS: dict[str, set[str]] = {
-    "policy": {"errors", "units"},
+    "policy": {"errors", "options", "units"},
     **{name: SHARED | {"policy"} for name in SHARED},
     "store": SHARED | {"policy"},
     "tracking": SHARED | {"policy", "store"},  # what comes before the store: a queue, and a file for bad times

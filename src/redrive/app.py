@@ -22,6 +22,7 @@ from redrive.declare import Declarations, takes
 from redrive.errors import CommitRefused, UsageError
 from redrive.event import NewEvent
 from redrive.observe.signals import Listener
+from redrive.options import named_options
 from redrive.policy.auto_replay import tuned_replay
 from redrive.policy.retry import tuned
 from redrive.runtime import Runtime
@@ -67,6 +68,7 @@ class App(Declarations):
     >>> orders = app.log("orders")
     """
 
+    @named_options("App")
     def __init__(
         self,
         store: str | PathLike[str] | None = None,

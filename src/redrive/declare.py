@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from redrive.errors import UsageError
 from redrive.event import check_log, check_subscription
 from redrive.mirrors.port import LETTERS, Mirror
+from redrive.options import named_options
 from redrive.policy.auto_replay import AutoReplay, settled_for
 from redrive.policy.breaker import Rule
 from redrive.policy.decide import Policy
@@ -48,6 +49,7 @@ class Declarations:
         self._outboxes: set[str] = set()
         self._read_from: list[Log] = []
 
+    @named_options("app.log")
     def log(
         self,
         name: str,
@@ -76,6 +78,7 @@ class Declarations:
                 raise UsageError(f"log {name!r}: retention: {why}") from why
         return log
 
+    @named_options("app.projection")
     def projection(
         self,
         source: Log | Source,
@@ -121,6 +124,7 @@ class Declarations:
 
         return declare
 
+    @named_options("app.on")
     def on(
         self,
         source: Log | Source,
@@ -169,6 +173,7 @@ class Declarations:
 
         return declare
 
+    @named_options("app.deliver")
     def deliver(
         self,
         source: Log | Source,
@@ -212,6 +217,7 @@ class Declarations:
                 )
             )  # fmt: skip
 
+    @named_options("app.outbox")
     def outbox(
         self,
         target: Source,
@@ -252,6 +258,7 @@ class Declarations:
         self._outboxes.add(name)
         return outbox
 
+    @named_options("app.mirror")
     def mirror(self, *, to: Mirror | Iterable[Mirror], only: Iterable[str] = ()) -> None:
         """Mirror the letters elsewhere, all of them or those of some subscriptions. Each mirror is one of its own."""
         mirrors = list(to) if isinstance(to, Iterable) else [to]
@@ -274,6 +281,7 @@ class Declarations:
                 )
             )  # fmt: skip
 
+    @named_options("app.upcast")
     def upcast(self, name: str, schema: int) -> Callable[[F], F]:
         """A function from data of this schema to data of the next, applied before decoding."""
 

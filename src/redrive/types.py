@@ -17,6 +17,7 @@ import msgspec
 from redrive.codec import encode_data, from_json, is_model
 from redrive.errors import EventError, UsageError
 from redrive.event import check_type
+from redrive.options import named_options
 from redrive.reader import DATA_ERRORS, Reader, Upcast, cause_of, make_decoder, reason
 
 C = TypeVar("C", bound=type)
@@ -32,6 +33,7 @@ _marks = 0  # grows with each decoration, so that registries notice
 _registries: WeakSet[EventTypes] = WeakSet()
 
 
+@named_options("event")
 def event(name: str, *, schema: int = 1) -> Callable[[C], C]:
     """Give a msgspec Struct, dataclass or pydantic model the event type it stands for.
 

@@ -12,7 +12,7 @@ import redrive.policy
 
 MODULES = sorted(Path(redrive.policy.__path__[0]).glob("*.py"))
 EFFECTFUL = {"time", "random", "asyncio", "logging", "threading", "os", "sqlite3", "socket", "secrets", "subprocess"}
-OURS = ("redrive.errors", "redrive.units", "redrive.policy")
+OURS = ("redrive.errors", "redrive.options", "redrive.units", "redrive.policy")
 
 
 def imported(module: Path) -> Iterator[str]:

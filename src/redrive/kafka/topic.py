@@ -15,6 +15,7 @@ from typing import Any, Literal
 from redrive.errors import UsageError
 from redrive.event import check_source
 from redrive.masking import mask_text
+from redrive.options import named_options
 from redrive.policy.retry import seconds_of
 from redrive.sinks.brokers import BrokerSink, Sender, check_format
 from redrive.sources.codec import Codec, Format, codec_of
@@ -66,6 +67,7 @@ class Topic(Source):
     scheme = "kafka"
     ordered, acknowledges = True, False
 
+    @named_options("Topic")
     def __init__(
         self,
         bootstrap: str,

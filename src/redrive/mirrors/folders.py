@@ -20,6 +20,7 @@ from redrive.files import PRIVATE, create_folders, mode_of
 from redrive.mirrors.entry import Entry, decode, encode
 from redrive.mirrors.lines import BEGINNING, Damage, frame, scan
 from redrive.mirrors.port import Mirror
+from redrive.options import named_options
 from redrive.sinks.rotation import BySize, LineFile
 from redrive.units import duration, size
 
@@ -128,6 +129,7 @@ class LetterFiles(Mirror):
             path.rename(path.with_name(f"{NAME}.{max(numbers) + 1:06d}"))
 
 
+@named_options("files")
 def files(
     folder: str | PathLike[str],
     *,

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from redrive.errors import UsageError
+from redrive.options import named_options
 from redrive.policy.cron import check_cron
 from redrive.policy.limiter import bucket
 from redrive.policy.retry import Duration, count_of, seconds_of
@@ -27,6 +28,7 @@ class AutoReplay(Struct, frozen=True):
     rate: float = 10.0
 
 
+@named_options("auto_replay")
 def auto_replay(
     cron: str | None = None,
     *,

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from redrive.errors import UsageError
+from redrive.options import named_options
 from redrive.policy.classify import blames_a_dependency, leaves
 from redrive.policy.limiter import Bucket
 from redrive.policy.machine import step
@@ -223,6 +224,7 @@ def _rebased(breaker: Breaker, rule: Rule, now: float) -> Breaker:
     return breaker._replace(since=now, until=now + delay)
 
 
+@named_options("breaker")
 def breaker(
     name: str | None = None,
     *,

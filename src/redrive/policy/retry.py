@@ -14,6 +14,7 @@ from datetime import timedelta
 from msgspec import Struct
 
 from redrive.errors import UsageError, Verdict
+from redrive.options import named_options
 from redrive.policy.classify import is_permanent, leaves
 from redrive.policy.patterns import Types, matches, type_patterns
 from redrive.units import duration, show_duration
@@ -77,6 +78,7 @@ class Conflicts(Struct, frozen=True):
         return min(self.wait * 2.0**doublings, self.wait_max)
 
 
+@named_options("retry")
 def retry(
     attempts: int = 5,
     wait: Duration = "1s",
@@ -122,6 +124,7 @@ def tuned(rule: Retry, **numbers: float | str) -> Retry:
     return retry(**{**plain, "wait_max": rule.wait_max, "jitter": rule.jitter, **numbers, **about})  # type: ignore[arg-type]
 
 
+@named_options("conflicts")
 def conflicts(times: int = 3, wait: Duration = "50ms", wait_max: Duration = "1s") -> Conflicts:
     """How often a version conflict is re-run in place; `times=0` treats it like any other error.
 

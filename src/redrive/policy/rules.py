@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from redrive.errors import UsageError
+from redrive.options import named_options
 from redrive.policy.outcome import Failure
 from redrive.policy.patterns import matches, type_pattern
 from redrive.policy.regex import Regex, regex
@@ -106,6 +107,7 @@ class Rules(Struct, frozen=True):
 KEEP = Keep()
 
 
+@named_options("rules")
 def rules(
     discard: AnyPattern | Iterable[AnyPattern] = (),
     keep: AnyPattern | Iterable[AnyPattern] = (),

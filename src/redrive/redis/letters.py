@@ -21,6 +21,7 @@ from redrive.failpoints import hit
 from redrive.masking import mask
 from redrive.mirrors.entry import NOTHING, Entry, decode, encode
 from redrive.mirrors.port import Mirror
+from redrive.options import named_options
 from redrive.redis.stream import check_url
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class LetterStream(_RedisMirror):
     '{source}:dlq'
     """
 
+    @named_options("LetterStream")
     def __init__(self, url: str, *, name: str, stream: str = STREAM, length_max: int | None = None) -> None:
         super().__init__(url, name)
         try:
@@ -109,6 +111,7 @@ class LetterIndex(_RedisMirror):
     'shop:letters:events'
     """
 
+    @named_options("LetterIndex")
     def __init__(self, url: str, prefix: str, *, name: str) -> None:
         super().__init__(url, name)
         if not prefix:

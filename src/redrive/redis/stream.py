@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from redrive.errors import UsageError
 from redrive.event import check_source
 from redrive.masking import mask_text
+from redrive.options import named_options
 from redrive.policy.partitions import PARTITIONS_MAX
 from redrive.policy.retry import seconds_of
 from redrive.sinks.brokers import BrokerSink, Sender, check_format
@@ -96,6 +97,7 @@ class Stream(Source):
 
     scheme = "redis"
 
+    @named_options("Stream")
     def __init__(
         self,
         url: str,

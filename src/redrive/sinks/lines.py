@@ -16,6 +16,7 @@ from redrive import cloudevents
 from redrive.errors import UsageError
 from redrive.event import Event
 from redrive.files import PRIVATE
+from redrive.options import named_options
 from redrive.sinks.batching import batch_options
 from redrive.sinks.port import Sink
 from redrive.sinks.rotation import LineFile, rotation
@@ -101,6 +102,7 @@ class StdoutSink(Lines):
         raw.flush()
 
 
+@named_options("file")
 def file(
     path: str | PathLike[str],
     *,
@@ -122,6 +124,7 @@ def file(
     return FileSink(name, LineFile(path, rotation(rotate), keep, fsync, file_mode=file_mode), source, batch_max)
 
 
+@named_options("stdout")
 def stdout(*, name: str = "stdout", source: str | None = None, batch_max: int = BATCH_MAX) -> StdoutSink:
     """A sink that writes each event to standard output, as a line of JSON.
 

@@ -15,6 +15,7 @@ from redrive import cloudevents
 from redrive.codec import to_json
 from redrive.errors import UsageError
 from redrive.event import Event
+from redrive.options import named_options
 from redrive.sinks.addresses import parse
 from redrive.sinks.batching import BATCH_MAX, batch_options, send_batch
 from redrive.sinks.http import HttpSink, check_headers, secrets_in, under
@@ -98,6 +99,7 @@ class Loki(HttpSink):
         await self.post(self._address, headers, to_json(body), secrets_in(self._headers))
 
 
+@named_options("loki")
 def loki(
     url: str,
     *,

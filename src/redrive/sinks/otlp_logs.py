@@ -14,6 +14,7 @@ from redrive.clock import SystemClock
 from redrive.codec import NOT_JSON, from_json, to_json
 from redrive.errors import UsageError
 from redrive.event import Event
+from redrive.options import named_options
 from redrive.sinks.addresses import parse
 from redrive.sinks.batching import BATCH_MAX, Rejected, batch_options, send_batch
 from redrive.sinks.http import Answer, HttpSink, Unreachable, check_headers, secrets_in, under
@@ -116,6 +117,7 @@ def _rejected(answer: Answer) -> tuple[int, str]:
     return int(count) if count.isascii() and count.isdigit() else 0, str(partial.get("errorMessage") or "")
 
 
+@named_options("otlp")
 def otlp(
     url: str,
     *,

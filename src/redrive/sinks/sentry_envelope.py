@@ -17,6 +17,7 @@ from redrive.clock import SystemClock
 from redrive.codec import NOT_JSON, from_json, to_json
 from redrive.errors import UsageError
 from redrive.event import Event
+from redrive.options import named_options
 from redrive.sinks.addresses import Address, parse
 from redrive.sinks.http import Answer, HttpSink, failure, retry_after
 from redrive.sinks.otlp_logs import TRACEPARENT
@@ -166,6 +167,7 @@ def _limited(answer: Answer, now: float) -> float | None:
     return retry_after(answer.headers.get("retry-after", ""), now) or WAIT
 
 
+@named_options("sentry")
 def sentry(
     dsn: str,
     *,

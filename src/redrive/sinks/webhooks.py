@@ -11,6 +11,7 @@ from redrive.clock import SystemClock
 from redrive.errors import Reject, UsageError
 from redrive.event import Event
 from redrive.observe.tracing import traced
+from redrive.options import named_options
 from redrive.sinks.addresses import Address, AddressRefused, parse
 from redrive.sinks.http import HttpSink, check_headers, failure, secrets_in
 from redrive.sinks.signing import Secret, keys, sign
@@ -126,6 +127,7 @@ class ProbedWebhook(Webhook):
             raise failure(address, answer, now=_clock.now(), hidden=self._hidden)
 
 
+@named_options("webhook")
 def webhook(
     url: Url,
     *,

@@ -20,6 +20,7 @@ from redrive.app import App, Lifespan
 from redrive.errors import UsageError
 from redrive.event import Event
 from redrive.observe.signals import Signal
+from redrive.options import named_options
 from redrive.policy.letters import State
 from redrive.replay.deed import Receipt
 from redrive.runtime import store_address
@@ -58,6 +59,7 @@ class Harness(AbstractContextManager["Harness"]):
     app's own, and is opened and closed as that would be, again at each `restart()`.
     """
 
+    @named_options("Harness")
     def __init__(
         self,
         app: App,
