@@ -117,6 +117,7 @@ BROAD_EXCEPT = {
     "store/sqlite/own_lock.py": "looks at objects of the user, of any library; a failure means: not that one",
     "observe/": "a listener that raises never harms processing",
     "cli/__init__.py": "the last stop before the user, who gets a sentence and an exit code",
+    "cli/completion.py": "a line that is being typed is no place for an error: nothing is offered",
     "runner/wake.py": "a timer has nobody above it: the error goes to the task that waits",
     "runner/deliver.py": "a sink; whatever it raises becomes an outcome of what it was given",
     "runner/probe.py": "a sink; whatever it raises when it is asked means that it is not well",

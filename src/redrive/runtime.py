@@ -345,6 +345,15 @@ def store_address(url: str | None) -> str:
     return store_path(url)
 
 
+def glance(url: str, query: str, values: dict[str, object], seconds: float) -> list[Any]:
+    """The rows of a named query, without opening the store: nothing is made, migrated or locked, and errors are raw."""
+    if is_postgres(url):
+        from redrive.store.postgres.glance import glance as look
+    else:
+        from redrive.store.sqlite.glance import glance as look
+    return look(store_address(url), query, values, seconds)
+
+
 def store_path(url: str | None) -> str:
     """The file behind a store's name."""
     if not url:

@@ -6,10 +6,16 @@ What each is for stands beside its place, once more: to list them would be to lo
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_COMPLETING = "_REDRIVE_COMPLETE"  # how the shell asks; the name is click's
 
 # What people type who know another system, or our words better than our commands.
 _OTHER_WORDS = {
@@ -48,7 +54,19 @@ class Commands(click.Group):
             return None
         module, _, name = self._table[cmd_name][0].partition(":")
         found: click.Command = getattr(importlib.import_module(f"redrive.cli.{module}"), name)
+        if _COMPLETING in os.environ:  # the shell asks what could stand here
+            from redrive.cli.completion import attach
+
+            return attach(found)
         return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command without importing any, and options as click does."""
+        from click.shell_completion import CompletionItem
+
+        listed = {name: text for name, (_, text) in self._table.items() if text and name.startswith(incomplete)}
+        found = [CompletionItem(name, help=text) for name, text in listed.items()]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does it, in sections with a title each, without importing any."""

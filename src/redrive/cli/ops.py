@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, reads, store_option, yes_option
@@ -9,9 +11,17 @@ from redrive.cli.receipt import exit_code, one_line, operation_json, pace_of, re
 from redrive.cli.render import ago, emit_json, plural, table
 from redrive.replay.bulk import AUTOMATIC
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 
 class _Ops(click.Group):
     """A number instead of a command shows that operation."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from redrive.cli.completion import complete
+
+        return super().shell_complete(ctx, incomplete) + complete("operations", ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1129,6 +1129,22 @@ WHERE name > ? AND name NOT IN ('format', 'compatible_from', 'syncs', 'copying',
 -- name: meta_drop
 DELETE FROM redrive_meta WHERE name = :name
 
+-- ---------------------------------------------------------------- shell completion
+
+-- name: complete_subscriptions
+SELECT name, kind FROM redrive_subscriptions ORDER BY name LIMIT :limit
+
+-- name: complete_logs
+SELECT name, '' FROM redrive_logs ORDER BY name LIMIT :limit
+
+-- name: complete_fingerprints
+-- Those of dead letters, with most letters first.
+SELECT fingerprint, CAST(sum(n) AS bigint) AS letters FROM redrive_letter_counts
+WHERE state = 'dead' AND fingerprint <> '' GROUP BY fingerprint ORDER BY letters DESC LIMIT :limit
+
+-- name: complete_operations
+SELECT id, action FROM redrive_operations ORDER BY id DESC LIMIT :limit
+
 -- ---------------------------------------------------------------- what needs an operator
 
 -- name: attention_due
