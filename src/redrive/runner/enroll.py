@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from redrive.errors import Differs, RedriveError, Unfit, UsageError
-from redrive.event import from_row
 from redrive.policy.declaration import Declaration, Stored, differences, explained, is_other_code
 from redrive.policy.patterns import matches
-from redrive.runner.call import attempt, find_key
+from redrive.runner.call import attempt
 from redrive.runner.duty import Engine
 from redrive.runner.leases import check_reservation
+from redrive.runner.misplaced import find_misplaced
 from redrive.store.declared import declare, stored_of
 from redrive.store.filters import Asked, change_filter
 from redrive.store.identity import choose_identity
@@ -44,9 +44,10 @@ class Enrolled:
 def enroll(engine: Engine, subscriptions: Iterable[Subscription], *, strict: bool = False) -> Enrolled:
     """Register new subscriptions, check known ones. `strict`: raise Unfit if one does not fit the store."""
     declared, refused = list(subscriptions), dict[str, Unfit | Differs]()
+    misplaced = find_misplaced(engine, declared)
     while True:
         try:
-            rows = _enroll(engine, declared, refused)
+            rows = _enroll(engine, declared, refused, misplaced)
         except Differs as error:
             refused[error.subscription] = error
         except Unfit as error:
@@ -59,13 +60,17 @@ def enroll(engine: Engine, subscriptions: Iterable[Subscription], *, strict: boo
 
 def admit(engine: Engine, subscription: Subscription, row: Subscribed) -> None:
     """Check a known subscription once more, and declare it as this program does: Unfit or Differs if it may not run."""
+    misplaced = find_misplaced(engine, [subscription])
     with engine.store.transaction() as tx:
         tx.sql.claim((BOOKS,))
-        _check_known(engine, tx, subscription, row)
+        _check_known(engine, tx, subscription, row, misplaced)
 
 
 def _enroll(
-    engine: Engine, declared: Iterable[Subscription], refused: Mapping[str, Unfit | Differs]
+    engine: Engine,
+    declared: Iterable[Subscription],
+    refused: Mapping[str, Unfit | Differs],
+    misplaced: Mapping[str, str],
 ) -> dict[str, tuple[Subscription, Subscribed]]:
     """All but those that were refused, in one transaction: nothing is written if another one is refused."""
     with engine.store.transaction() as tx:
@@ -83,18 +88,21 @@ def _enroll(
                 _check_has_come(engine, tx, subscription)
                 _enter(engine, tx, subscription, row)
             elif subscription.name not in refused:
-                _check_known(engine, tx, subscription, row)
+                _check_known(engine, tx, subscription, row, misplaced)
             rows[subscription.name] = (subscription, row)
     return rows
 
 
-def _check_known(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
+def _check_known(
+    engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed, misplaced: Mapping[str, str]
+) -> None:
     """Unfit or Differs, with the name of the subscription, if it may not run."""
     try:
         stored = _check_free(engine, tx, subscription, row)
         _check_version(tx, subscription, row, stored)
         check_declared(tx, subscription, row)
-        _check_keys(engine, tx, subscription, row)
+        if row.name in misplaced:
+            raise UsageError(misplaced[row.name])
         _enter(engine, tx, subscription, row, stored)
     except Differs as error:
         error.subscription = subscription.name
@@ -329,26 +337,6 @@ def narrower(new: Iterable[str], former: Iterable[str]) -> bool:
 
 def _show(types: Iterable[str]) -> str:
     return ", ".join(types) or "all types"
-
-
-def _check_keys(engine: Engine, tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:
-    """Open letters wait in lanes by key: a key function that answers differently now would mix them up."""
-    if subscription.order != "key":
-        return
-    log = tx.logs.id_of(row.source)
-    for letter, position, lane, *_ in tx.sql.all("open_letters", {"subscription": row.id}):
-        found = tx.sql.one("event_by_position", (position, log))  # without its edit: that is for who runs it
-        if found is None or lane is None:
-            continue
-        key, problem = find_key(subscription.key_of, from_row(found, engine.types))
-        if problem is not None:  # such a letter stays in its lane
-            continue
-        if key != lane:
-            raise UsageError(
-                f"{row.name!r}: letter {letter} (position {position}) waits in lane {lane!r}, but key_by now says "
-                f"{key!r}. Restore the key function, or move all open letters: "
-                f"redrive rekey {row.name} --app MODULE:APP --reason …"
-            )
 
 
 def check_tables(tx: StoreTx, subscription: Subscription, row: Subscribed) -> None:

@@ -353,6 +353,21 @@ SELECT position, parked_at FROM (SELECT position, parked_at FROM redrive_letters
 SELECT id, position, lane, key, type, event_id, edits FROM redrive_letters
 WHERE subscription = :subscription AND state IN ('retrying', 'dead') ORDER BY position
 
+-- name: letters_with_events
+-- Open letters in lanes above a position, each with its event as it was appended.
+SELECT l.id, l.lane, e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data
+FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
+WHERE l.subscription = ?1 AND e.log = ?2 AND l.position > ?3 AND l.lane IS NOT NULL
+  AND l.state IN ('retrying', 'dead') AND l.state <> 'superseded' ORDER BY l.position LIMIT ?4
+
+-- name: letters_misplaced
+-- The same, of letters whose lane is not the key of their event.
+SELECT l.id, l.lane, e.position, e.id, e.type, e.key, e.version, e.schema, e.time_us, e.headers, e.data
+FROM redrive_letters l JOIN redrive_events e ON e.position = l.position
+WHERE l.subscription = ?1 AND e.log = ?2 AND l.position > ?3 AND l.lane IS NOT NULL
+  AND l.state IN ('retrying', 'dead') AND l.state <> 'superseded' AND (e.key IS NULL OR e.key <> l.lane)
+ORDER BY l.position LIMIT ?4
+
 -- name: letter_unreplay
 -- A replay that has not run yet is taken back; rev tells an owner that runs it this moment.
 UPDATE redrive_letters SET state = 'dead', replaying = 0, rev = rev + 1, touched_at = :now
