@@ -75,6 +75,11 @@ class Caller:
         """What the function is handed."""
         return Tx(tx, self._emit, self._cancel)
 
+    def lent(self, tx: StoreTx) -> Tx:
+        """The same, to calls that follow in this transaction: redrive's own tables are closed to them."""
+        tx.points.begin()
+        return self.user(tx)
+
     def call(self, tx: StoreTx, user: Tx, work: Work) -> bool:
         """One call, behind a savepoint of the caller's; its outcome is in the work."""
         check_edit(self.duty, work)

@@ -59,7 +59,7 @@ def _call(projector: Projector, tx: StoreTx, batch: Batch) -> None:
     caller, events = projector.caller, batch.events
     caller.begin()
     function, whole = tx.pipelined(caller.callee(tx)), range(len(events))
-    ran, error = attempt_each(function, events, whole, caller.user(tx), _never, len(events), _go)
+    ran, error = attempt_each(function, events, whole, caller.lent(tx), _never, len(events), _go)
     if error is not None:
         caller.unless_the_world(error)
         projector.tried[events[ran].id] = error

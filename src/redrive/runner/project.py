@@ -240,7 +240,7 @@ class Projector:
         if duty.subscription.batch and not self.caller.is_strict and self._apply_list(tx, settling, batch):
             return len(batch.events)
         clock, limit = duty.engine.env.clock, duty.engine.settings.batch_time_max
-        user, done = self.caller.user(tx), 0
+        user, done = self.caller.lent(tx), 0
         plain = not (duty.lanes or duty.edits or batch.alone or duty.subscription.key_by or duty.holds)
         at_once = plain and self.pace.next_batch()
 
@@ -388,7 +388,7 @@ class Projector:
         return True
 
     def _call_list(self, tx: StoreTx, events: list[Event[Any]]) -> bool:
-        user = self.caller.user(tx)
+        user = self.caller.lent(tx)
         user.event = events[0]
         self.caller.begin()
         forget_all(events)
@@ -447,7 +447,7 @@ class Projector:
         self, tx: StoreTx, settling: Settling, lane: str | None, head: Head | None, rows: dict[int, Row], turn: Turn,
         started: float, alone: Work | None,
     ) -> None:  # fmt: skip
-        engine, user = self.duty.engine, self.caller.user(tx)
+        engine, user = self.duty.engine, self.caller.lent(tx)
         while head is not None and head.state == "retrying" and head.due_at <= settling.now:
             if alone is None and engine.env.clock.monotonic() - started > engine.settings.batch_time_max:
                 return

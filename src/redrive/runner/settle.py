@@ -465,7 +465,7 @@ def tell(*settlings: Settling) -> None:
 
 def run_statements(statements: Iterable[tuple[str, Any]], tx: StoreTx) -> None:
     """What a handler asked to be executed."""
-    tx.points.forget()
+    tx.points.begin()
     for sql, parameters in statements:
         tx.execute(sql, parameters)
 

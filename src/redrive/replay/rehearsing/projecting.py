@@ -45,6 +45,7 @@ class Projecting(Scene):
 
     def _lane(self, tx: StoreTx, lane: Lane, elapsed: Callable[[], float], emitted: Emitted) -> Run:
         run, user = Run(lane), Tx(tx, self._emit, self._cancel)
+        tx.points.begin()
         for letter in lane.letters(tx):
             if lane.is_stranger(letter):
                 run.stop_before(letter)

@@ -217,6 +217,8 @@ def allowed(connection: Any, query: Any) -> Any:
         return query
     if statement.control:
         raise _refusal(statement.control)
+    if statement.touched and getattr(connection, "points", None) is not None:
+        connection.points.check_tables(statement.touched)
     return query if statement.point is None else point_of(connection, statement)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from redrive.errors import UsageError
 from redrive.store.points import RELEASE, ROLLBACK_TO, SAVEPOINT
+from redrive.store.postgres.own_tables import touched
 
 STATEMENTS_MAX = 2_000  # translations kept; a program has fewer statements, unless it glues values into them
 
@@ -62,6 +63,7 @@ class Statement:
     single: bool  # no second statement follows
     quiet: bool  # it writes and returns no rows
     point: tuple[str, str] | None  # what it does, and to which savepoint; "" if the name cannot be read
+    touched: str  # one of redrive's own tables that it writes to
     is_special: bool  # it is refused, or changed, if a function runs it
 
     def bind(self, params: Any) -> Sequence[Any]:
@@ -125,8 +127,9 @@ def translate(sql: str, *, named: bool) -> Statement:
     names = tuple(numbers) if named else None
     count, control = given if named else max(highest, native), control or _control(words)
     point, quiet = point or _point(parts_of_point), verb in _WRITES and not returning
-    is_special = bool(control or point or not single)
-    return Statement("".join(parts), names, count, control, single, quiet, point, is_special)
+    ours = touched(sql, _tokens)
+    is_special = bool(control or point or ours or not single)
+    return Statement("".join(parts), names, count, control, single, quiet, point, ours, is_special)
 
 
 def _control(words: list[str]) -> str:

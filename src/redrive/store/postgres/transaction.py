@@ -57,7 +57,9 @@ class PostgresTx:
         """Run a user's statement: `:name` parameters from a mapping, `?` or `$1` from a sequence."""
         statement = translated(sql, params)
         if statement.is_special:
-            return RawNoting(self.connection).execute(self._allowed(statement))
+            text = self._allowed(statement)
+            if statement.point is not None:
+                return RawNoting(self.connection).execute(text)
         values = statement.bind(params)
         take = self._pipe.take
         if take is not None and statement.quiet and (sent := take(statement.text, values)) is not None:
@@ -112,7 +114,8 @@ class PostgresTx:
                 f"{statement.control or 'a second statement'} is not for tx.execute: it takes one statement at a time, "
                 "and redrive itself commits"
             )
-        return point_of(self.connection, statement)
+        self.points.check_tables(statement.touched)
+        return statement.text if statement.point is None else point_of(self.connection, statement)
 
     def _watched(self, function: Function) -> Function:
         pgconn = self.connection.pgconn
@@ -238,7 +241,7 @@ class PostgresTx:
         """As if it had never begun. A connection that cannot do even this is closed, which does the same."""
         self.logs.ended(committed=False)
         self.connection.trouble, self.connection.unsaid = None, ""
-        self.points.forget()
+        self.points.end()
         self._pipe.forget()
         if self.connection.closed:
             return

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from weakref import ref
 
 from redrive.errors import StoreBusy, StoreError, UsageError
-from redrive.store.points import PREFIX, RELEASE, ROLLBACK_TO, SAVEPOINT, Points
+from redrive.store.points import PREFIX, RELEASE, ROLLBACK_TO, SAVEPOINT, Points, refusal
 from redrive.store.sqlite.numbered import IS_NEEDED, Numbered
 from redrive.store.sqlite.own_lock import Waiting
 
@@ -75,6 +75,19 @@ _OURS = {"query_only", "locking_mode", "journal_mode", "wal_autocheckpoint"}
 # A savepoint outside of a transaction begins one; a table is made by an insert into the schema.
 _WRITES = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_SAVEPOINT}
 
+# What changes a table or a view, by where its name is told.
+_CHANGES_FIRST = {
+    sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_CREATE_TABLE,
+    sqlite3.SQLITE_CREATE_TEMP_TABLE, sqlite3.SQLITE_CREATE_VIEW, sqlite3.SQLITE_CREATE_TEMP_VIEW,
+    sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_TEMP_TABLE, sqlite3.SQLITE_DROP_VIEW, sqlite3.SQLITE_DROP_TEMP_VIEW,
+    sqlite3.SQLITE_CREATE_VTABLE, sqlite3.SQLITE_DROP_VTABLE,
+}  # fmt: skip
+_CHANGES_SECOND = {
+    sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_CREATE_TEMP_INDEX,
+    sqlite3.SQLITE_CREATE_TRIGGER, sqlite3.SQLITE_CREATE_TEMP_TRIGGER, sqlite3.SQLITE_DROP_INDEX,
+    sqlite3.SQLITE_DROP_TEMP_INDEX, sqlite3.SQLITE_DROP_TRIGGER, sqlite3.SQLITE_DROP_TEMP_TRIGGER,
+}  # fmt: skip
+
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)  # SQLite compares names without the case of these
 
 _HARMLESS = ("ROLLBACK", "SELECT")  # to a savepoint, or by ourselves; what merely speaks of it
@@ -111,13 +124,14 @@ class Guard:
     """Refuses COMMIT and ROLLBACK, and to set what the connection is for, unless the engine itself asks.
 
     Writes after the end of a transaction are refused, as far as they are prepared there; see ISOLATION. Savepoints are
-    refused whose names were not drawn by this process; see points.py.
+    refused whose names were not drawn by this process; see points.py. Our own tables are closed to functions.
     """
 
-    __slots__ = ("connection", "engine", "has_refused", "is_reader")
+    __slots__ = ("connection", "engine", "has_refused", "is_reader", "points")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, points: Points | None = None) -> None:
         self.connection, self.is_reader = connection, isinstance(connection, Reader)
+        self.points = Points() if points is None else points
         self.engine = self.has_refused = False
 
     def __call__(self, action: int, first: str | None, second: str | None = None, *_: Any) -> int:
@@ -129,7 +143,14 @@ class Guard:
         if action == sqlite3.SQLITE_TRANSACTION or sets or is_outside or is_named:
             self.has_refused = True
             return sqlite3.SQLITE_DENY
+        if self.points.in_function and not self.points.is_ours:
+            table = first if action in _CHANGES_FIRST else second if action in _CHANGES_SECOND else None
+            if table is not None and table.lower().startswith("redrive_") and table not in self.open_tables:
+                self.has_refused, self.points.refused = True, table
+                return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
+
+    open_tables: frozenset[str] = frozenset()  # those that a rehearsal counts rows in
 
     def is_interrupt(self, error: BaseException) -> bool:
         """Is this Ctrl-C? It may strike while we are asked: sqlite3 drops it then and takes no answer for a refusal."""
@@ -157,7 +178,15 @@ class Lent(Numbered if IS_NEEDED else sqlite3.Connection):  # type: ignore[misc]
             ends = "ROLLBACK" in text and not text.lstrip().startswith(_HARMLESS)
             if ends or (point_of(sql) is not None and PREFIX not in sql):
                 self.sighted(text)
-        return super().__call__(sql)
+        try:
+            return super().__call__(sql)
+        except sqlite3.DatabaseError as error:
+            if self.points is None or not self.points.refused:
+                raise
+            table, self.points.refused = self.points.refused, ""
+            told = sqlite3.DatabaseError(refusal(table))
+            told.sqlite_errorcode, told.sqlite_errorname = error.sqlite_errorcode, error.sqlite_errorname
+            raise told from None
 
     def close(self) -> None:
         """Refused: whoever writes next would find it closed, and so would the thread that does the checkpoints."""
@@ -167,6 +196,34 @@ class Lent(Numbered if IS_NEEDED else sqlite3.Connection):  # type: ignore[misc]
 def let_go(connection: Connection) -> None:
     """Close a connection of ours."""
     sqlite3.Connection.close(connection)
+
+
+class Ours:
+    """A connection as the engine's own statements use it: our tables are open to them."""
+
+    __slots__ = ("_connection", "_points")
+
+    def __init__(self, connection: Connection, points: Points) -> None:
+        self._connection, self._points = connection, points
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Any:
+        """As the driver's."""
+        self._points.is_ours = True
+        try:
+            return self._connection.execute(sql, parameters)
+        finally:
+            self._points.is_ours = False
+
+    def executemany(self, sql: str, rows: Any, /) -> Any:
+        """As the driver's."""
+        self._points.is_ours = True
+        try:
+            return self._connection.executemany(sql, rows)
+        finally:
+            self._points.is_ours = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 class Reader(Lent):

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from redrive.errors import StoreError, UsageError
+from redrive.store.points import Points
 from redrive.store.port import Counts
 from redrive.store.sqlite.connection import Connection, Guard, is_the_world, let_go, translate
 
@@ -41,8 +42,10 @@ class StageGuard(Guard):
 
     __slots__ = ("created",)
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
+    open_tables = frozenset({"redrive_touched"})
+
+    def __init__(self, connection: Connection, points: Points) -> None:
+        super().__init__(connection, points)
         self.created = False
 
     def __call__(self, action: int, first: str | None, *rest: Any) -> int:
@@ -57,7 +60,7 @@ class SqliteStage(AbstractContextManager["SqliteStage"]):
     def __init__(self, store: SqliteStore, tx: SqliteTx) -> None:
         self._store, self._tx = store, tx
         self._is_busy = False
-        self._guard = tx.guard = StageGuard(tx.connection)
+        self._guard = tx.guard = StageGuard(tx.connection, tx.points)
         tx.connection.set_authorizer(self._guard)
         tx.be_careful()  # gives a function's savepoints names of their own
         tx.is_careful = False  # `has_ended` says whether a call has ended the transaction

@@ -216,6 +216,7 @@ class SqliteStore:
         """Take the write lock. SQLite's own waiting grows to 100 ms steps; another process holds it for one or two."""
         self._check_place()
         read_plainly(tx.connection)
+        tx.points.end()
         tx.letters.sieve.begin()
         began = time.monotonic()
         give_up, waiting = began + self._busy_timeout, None

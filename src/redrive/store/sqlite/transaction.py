@@ -18,7 +18,7 @@ from redrive.store.port import Function
 from redrive.store.progress import Progress
 from redrive.store.sql import Sql, queries_of
 from redrive.store.sqlite.careful import Careful, watched
-from redrive.store.sqlite.connection import Connection, Guard, Lent
+from redrive.store.sqlite.connection import Connection, Guard, Lent, Ours
 from redrive.store.sqlite.hold import Hold
 
 
@@ -43,12 +43,12 @@ class SqliteTx:
         self.connection = connection
         self._bind()
         self.hold = Hold(connection)
-        self.guard = Guard(connection)
         self.points = Points()
+        self.guard = Guard(connection, self.points)
         if isinstance(connection, Lent):  # else it is the simulator's
             connection.points = self.points
         connection.set_authorizer(self.guard)
-        self.sql = Sql(connection, queries())
+        self.sql = Sql(Ours(connection, self.points), queries())
         self.logs = Logs(self.sql)
         self.progress = Progress(self.sql)
         self.letters = Letters(self.sql)
