@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from redrive.errors import BadKey, Reject, Undecodable, UsageError, VersionConflict
 from redrive.policy.classify import http_status, is_permanent
+from redrive.policy.outcome import NO_FAILURE, Failed, Postponed, error_in
 
 STATUS_NAMES = ["status_code", "status", "http_status", "code"]
 
@@ -104,3 +105,12 @@ def test_a_group_is_permanent_if_one_of_its_errors_is_however_deep() -> None:
         deep = ExceptionGroup("layer", [deep])
     assert is_permanent(ExceptionGroup("both", [TimeoutError(), deep]))
     assert not is_permanent(ExceptionGroup("both", [TimeoutError(), OSError()]))
+
+
+def test_postponed_call_has_an_error_only_if_a_dependency_is_to_blame() -> None:
+    """`RetryLater` is a verdict; with an error of the other side behind it, the `on_error` hook receives that."""
+    down, bad = ConnectionError("refused"), ValueError("bad")
+    found = [error_in(Postponed(NO_FAILURE, 5.0, error)) for error in (None, bad, down)]
+    assert found == [None, None, down]
+    assert error_in(Failed(bad, NO_FAILURE)) is bad
+    assert error_in(None) is None
