@@ -394,6 +394,37 @@ def test_an_anchor_that_was_compacted_away_has_nothing_to_be_compared_with(broke
         reader.close()
 
 
+class Marked(Compacted):
+    """A consumer of a topic in which the second offset of each partition is the mark of a transaction."""
+
+    def poll(self, wait: float) -> Any:
+        found = self._consumer.poll(wait)
+        return None if found is not None and self._is_mark(found) else found
+
+    def consume(self, limit: int, wait: float) -> Any:
+        return [message for message in self._consumer.consume(limit, wait) if not self._is_mark(message)]
+
+    def _is_mark(self, message: Any) -> bool:
+        return message.error() is None and message.offset() == 1
+
+
+def test_partition_that_ends_with_the_mark_of_a_transaction_is_read_to_its_end(broker: Broker) -> None:
+    """The mock cluster has no transactions: a mark is an offset at which the consumer gives nothing."""
+    broker.say(2 * PARTITIONS)
+    reader = TopicReader(Topic(broker.cluster.bootstrap, broker.topic, options=QUICK), "g")
+    reader._consumer = Marked(reader._consumer)
+    try:
+        found, positions = [], dict[int, str]()
+        for _ in range(PARTITIONS + 1):
+            messages = reader.read(positions, 10, 0.0)
+            found += messages
+            positions |= reader.starts | {one.partition: one.position for one in messages}
+        assert sorted(one.partition for one in found) == [0, 1]
+        assert reader.read(positions, 10, 0.0) == []
+    finally:
+        reader.close()
+
+
 def test_messages_that_are_deleted_under_a_running_reader_halt_it(broker: Broker) -> None:
     reader = TopicReader(Topic(broker.cluster.bootstrap, broker.topic, options=QUICK), "g")
     fetched = [TopicPartition(broker.topic, partition) for partition in range(PARTITIONS)]
