@@ -139,6 +139,30 @@ def test_track_keeps_events_until_the_right_file_is_back(shop: App, path: Path) 
     assert [event.data for event in shop.log("orders").read()] == [1, 2]
 
 
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_a_deleted_wal_stops_all_writing_and_is_saved_at_the_end(
+    path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes, one with the former WAL and one with a new one, would damage the file."""
+    monkeypatch.setattr("redrive.store.sqlite.place.BESIDE_SECONDS", 0.0)
+    shop = App(path)
+    for number in (1, 2):
+        shop.log("orders").append("order.placed", number)
+    Path(f"{path}{suffix}").unlink()
+    with pytest.raises(StoreGone, match=rf"shop\.db{suffix} is gone.*stop all processes"):
+        shop.log("orders").append("order.placed", 3)
+    monkeypatch.undo()  # what was found once is found again at once
+    assert not health(shop).healthy
+    with pytest.raises(StoreGone, match="this process still has the file open"):
+        App(path).log("orders").append("order.placed", 4)
+    assert "still has the file open" in append_in_a_new_process(path)
+    shop.close()
+    app = App(path)
+    assert [event.data for event in app.log("orders").read()] == [1, 2]
+    assert all(verdict.sound for verdict in app.operate().verify())
+    app.close()
+
+
 # ------------------------------------------------------------ workers
 
 

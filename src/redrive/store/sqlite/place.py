@@ -7,6 +7,7 @@ last process closes it, and a WAL that lies beside another file than its own dam
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 from redrive.errors import StoreGone
@@ -14,16 +15,19 @@ from redrive.errors import StoreGone
 LOCKS = "/proc/locks"
 # SQLite holds a shared lock on this byte of NAME-shm for as long as a connection in WAL mode is open.
 WAL_IN_USE = ["128", "128"]
+BESIDE_SECONDS = 1.0  # between two looks at NAME-wal and NAME-shm: they would double what a check costs
 
 
 class Place:
     """A path, and the file that was found there when the store was opened."""
 
-    __slots__ = ("_found", "path")
+    __slots__ = ("_beside", "_found", "_look_beside_at", "path")
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)  # the program may change its folder
         self._found: tuple[int, int] | None = None
+        self._beside: dict[str, tuple[int, int]] = {}  # what was found of NAME-wal and NAME-shm
+        self._look_beside_at = 0.0
 
     def note(self) -> None:
         """Remember the file that lies here now."""
@@ -53,6 +57,29 @@ class Place:
                 f"{self.path} is empty: something has overwritten it while this process has it open. Stop all "
                 "processes that use it, then restore a backup"
             )
+        now = time.monotonic()
+        if now >= self._look_beside_at:
+            self._check_beside()
+            self._look_beside_at = now + BESIDE_SECONDS  # not before: what is wrong is looked at again
+
+    def _check_beside(self) -> None:
+        """The same for the WAL and its index. SQLite deletes them only when the last process closes the file."""
+        for file in (f"{self.path}-wal", f"{self.path}-shm"):
+            try:
+                stat = os.stat(file)
+                found = stat.st_dev, stat.st_ino
+            except FileNotFoundError:
+                found = None
+            except OSError:
+                continue
+            if found is not None and self._beside.setdefault(file, found) == found:
+                continue
+            if file in self._beside:
+                raise StoreGone(
+                    f"{file} is gone: it was deleted, moved or replaced while this process has it open. Nothing was "
+                    f"written. Put nothing in its place and stop all processes that use {self.path}: the last one "
+                    "saves the commits that it holds"
+                )
 
 
 def check_free(path: str) -> None:
@@ -67,7 +94,7 @@ def check_free(path: str) -> None:
         who = f"process {', '.join(map(str, others))}" if others else "this process"
         raise StoreGone(
             f"cannot open the store {path}: {who} still has the file open that was here before and was deleted or "
-            "replaced. Stop it first; if you need that file, copy it before"
+            "replaced (or its -wal or -shm). Stop it first; if you need that file, copy it before"
         )
     wal = f"{path}-wal"
     # In this order: a process that makes the store at this moment makes the file before the WAL.
@@ -87,15 +114,15 @@ def _is_filled(path: str) -> bool:
 
 
 def _with_removed(path: str) -> Iterator[int]:
-    """The processes that have a file open that was at this path."""
-    removed = f"{path} (deleted)"
+    """The processes that have a file open that was at this path, or the WAL of that file, or its index."""
+    removed = {f"{path}{suffix} (deleted)" for suffix in ("", "-wal", "-shm")}
     for pid in sorted(_users_of_wal()):
         folder = f"/proc/{pid}/fd"
         try:
             descriptors = os.listdir(folder)
         except OSError:  # it has ended, or belongs to another user
             continue
-        if any(_target(f"{folder}/{descriptor}") == removed for descriptor in descriptors):
+        if any(_target(f"{folder}/{descriptor}") in removed for descriptor in descriptors):
             yield pid
 
 
