@@ -66,7 +66,7 @@ def test_file_mode_is_read_from_the_environment(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["0400", "0755", "rw", "", "7777", 384])
-def test_file_mode_that_is_none_is_refused(mode: object, tmp_path: Path) -> None:
+def test_file_mode_is_refused_unless_its_owner_can_write(mode: object, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="file_mode"):
         Settings(file_mode=mode)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="mode of a file"):

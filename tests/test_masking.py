@@ -130,7 +130,7 @@ def test_mask_text_hides_assigned_passwords(text: str) -> None:
         "://",
     ],
 )
-def test_mask_text_keeps_what_is_no_secret(text: str) -> None:
+def test_mask_text_keeps_text_without_secrets(text: str) -> None:
     assert mask_text(text) == text
 
 

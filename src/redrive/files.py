@@ -28,9 +28,9 @@ def mode_of(text: str) -> int:
 
 
 def create(path: str | os.PathLike[str], mode: int) -> None:
-    """Create an empty file with exactly this mode, whatever the umask, if there is none; otherwise do nothing.
+    """Create an empty file with exactly this mode, whatever the umask. A file that exists is left alone.
 
-    An error is left to who opens the file: it has more to say.
+    Errors are ignored: the code that opens the file next reports them better.
     """
     try:
         handle = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -43,7 +43,7 @@ def create(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def folder_mode(mode: int) -> int:
-    """The mode of a folder for such files: who may read them may enter it."""
+    """The mode of a folder for such files: users that may read the files may enter it."""
     return mode | (mode & 0o444) >> 2
 
 
@@ -53,12 +53,12 @@ def create_folders(folder: Path, mode: int) -> list[Path]:
     for one in missing:
         one.mkdir(mode=0o700, exist_ok=True)
         one.chmod(folder_mode(mode))
-    folder.mkdir(parents=True, exist_ok=True)  # with the error that says what is in the way
+    folder.mkdir(parents=True, exist_ok=True)  # raises the error that names the obstacle
     return missing
 
 
 def mode_to_keep(path: str | os.PathLike[str], mode: int) -> int:
-    """The mode of the file at a path that is about to be replaced; `mode`, if there is none."""
+    """The mode of the file that is about to be replaced; `mode` if no file exists."""
     try:
         return stat.S_IMODE(os.stat(path).st_mode)
     except OSError:

@@ -86,7 +86,7 @@ def _without_scheme(address: str) -> str:
 
 
 def _place(scheme: str, rest: str, port: re.Pattern[str]) -> str:
-    """What follows `://`: user, hosts, path and query."""
+    """Mask the text behind `://`: user, hosts, path and query."""
     end = len(rest)
     host_ends = min((at for at in map(rest.find, "/?#") if at >= 0), default=end)
     colon, at = _COLON.search(rest), rest.rfind("@")
@@ -112,7 +112,7 @@ def _query_starts(rest: str) -> int:
 
 
 def _are_ports(hosts: str, port: re.Pattern[str]) -> bool:
-    """Is what follows the colon of each host a number, or nothing?"""
+    """Is the text behind the colon of each host a port number, or empty?"""
     for host in hosts.split(","):
         after = host.rpartition("]")[2] if host.startswith("[") else host
         number = _COLON.split(after, maxsplit=1)[-1] if _COLON.search(after) else ""
@@ -131,7 +131,7 @@ def _query(scheme: str, rest: str) -> str:
 
 
 def _are_known(scheme: str, query: str) -> bool:
-    """Is each parameter one of libpq's? Of other queries nothing is known but that a parameter has a name."""
+    """Is each parameter one of libpq's? In a query of HTTP each must have a name."""
     words = [unquote(piece.partition("=")[0]).lower() for piece in query.split("&")]
     if scheme in POSTGRES:
         return all(word in PLAIN_WORDS or word in ("password", "passfile", "sslpassword", "sslkey") for word in words)
@@ -182,7 +182,7 @@ def _mask_addresses(text: str) -> str:
 
 
 def _token_end(text: str, start: int, after: int, line_end: int) -> int:
-    """Where an address ends: at its quote, else before a space and without the marks that end a sentence."""
+    """An address ends at its quote, else before a space and without the marks that end a sentence."""
     if start and text[start - 1] in _QUOTES:
         quote = text.find(text[start - 1], after, line_end)
         if quote >= 0:

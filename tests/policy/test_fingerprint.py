@@ -142,7 +142,7 @@ def seconds(text: str, function: Callable[[str], str] = _normalised) -> float:
 @pytest.mark.parametrize("piece", HOSTILE)
 @pytest.mark.parametrize("end", ENDS)
 def test_hostile_message_of_64_kb_costs_less_than_5_ms(piece: str, end: str) -> None:
-    """What is read of it ends before `end`, so the end is put where the reading ends, too."""
+    """Only the first 10,000 characters are read, so the end is put there, too."""
     for text in ((piece * 65_536)[:65_536], (piece * 10_000)[: 10_000 - len(end)] + end + "x" * 55_536):
         assert seconds(text, lambda message: fingerprint("ValueError", STACK, message)) < 0.005
 
@@ -157,6 +157,6 @@ def test_normalising_takes_linear_time(piece: str, end: str) -> None:
 
 @given(st.text(st.sampled_from("'\"\\ab1\n -#`\U000f0000"), max_size=40))
 def test_linear_normalising_gives_the_stored_fingerprints(text: str) -> None:
-    """The pattern alone is what fingerprints were made with before; it is slow, and right."""
+    """Fingerprints were made with the pattern alone before: it is slow, and right."""
     plain = _RUN_OF_VARIABLES.sub("#", _VARIABLE.sub("#", text))
     assert _normalised(text) == " ".join(plain.split())

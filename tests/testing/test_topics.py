@@ -13,7 +13,7 @@ from redrive.testing.kafka import VARIABLE, kafka, on_brokers, write
 
 
 class Answer:
-    """What the brokers say, some time later."""
+    """The answer of brokers."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error

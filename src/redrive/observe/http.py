@@ -154,7 +154,7 @@ class _Server(ThreadingHTTPServer):
                     del self._open[id(request)]
 
     def _cut_oldest(self, among: Iterable[_Connection]) -> bool:
-        """Close the oldest connection that has sent no request. False: there is none."""
+        """Close the oldest connection that has sent no request. False: all have sent one."""
         oldest = min((one for one in among if one.is_waiting), key=lambda one: one.since, default=None)
         if oldest is not None:
             self._cut(oldest)

@@ -92,7 +92,7 @@ class LogListener(Choosy, Closing):
             self._is_awaited = self._later(rest, self._end)
 
     def close(self) -> None:
-        """Write what was counted and has no line yet."""
+        """Write the summaries of the signals that have no line yet."""
         for name, level, fields in self._summaries.end(self._monotonic()):
             _write(name, level, fields)
 
@@ -102,7 +102,7 @@ class LogListener(Choosy, Closing):
 
 
 def _kind(signal: Signal, level: int) -> Hashable | None:
-    """What a signal is counted by where there are too many of it; None: it is a line, however many there are."""
+    """The kind that a signal is counted under. None: each signal is a line, however many there are."""
     if isinstance(signal, sig.Failing):
         return _reason(signal)
     return None if level >= logging.WARNING else (type(signal), getattr(signal, "subscription", None))

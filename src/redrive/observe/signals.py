@@ -308,7 +308,7 @@ class Closing:
     """A listener that has something left to say when no more signals follow."""
 
     def close(self) -> None:
-        """Say it. Called where the signals are heard, after all of them; there may be more later on."""
+        """Say it. Runs on the thread of the listeners after all signals; more may follow later."""
         raise AssertionError
 
 
@@ -354,7 +354,7 @@ class Signals:
             self.dropped += 1
 
     def later(self, seconds: float, function: Callable[[], Any]) -> bool:
-        """Call a function of a listener's after so many seconds, where the signals are heard. False: that cannot be."""
+        """Call a function after some seconds on the thread of the listeners. False: no thread runs, or its queue is full."""
         return not self._inline and self._present().later(seconds, function)
 
     def heir(self) -> Signals:

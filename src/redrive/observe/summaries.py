@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-LINES_MAX = 20  # a second, of one kind; who reads along follows no more
+LINES_MAX = 20  # a second, of one kind; nobody can read faster than that
 PERIOD_SECONDS = 1.0
-EXAMPLES_MAX = 3  # of what is counted
+EXAMPLES_MAX = 3  # of the signals without a line
 KINDS_MAX = 1_000  # told apart in a second; each takes memory, and those beyond it are counted together by name
 
 
@@ -69,7 +69,7 @@ class Summaries:
         return max(0.0, self._began + PERIOD_SECONDS - now)
 
     def end(self, now: float) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """End the second: name, level and fields of the lines for what was counted."""
+        """End the second: name, level and fields of each summary."""
         seconds = 0.0 if self._began is None else round(now - self._began, 1)
         ended, self._kinds, self._began = self._kinds, {}, None
         for key, kind in ended.items():

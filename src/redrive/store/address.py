@@ -1,4 +1,4 @@
-"""What a store is called: which backend an address belongs to, and whether it can be read without guessing.
+"""The address of a store: which backend an address belongs to, and whether it can be read without guessing.
 
 A Postgres address is checked here before libpq reads it: libpq's own complaints quote parts of it, password included.
 """
