@@ -354,7 +354,7 @@ class Signals:
             self.dropped += 1
 
     def later(self, seconds: float, function: Callable[[], Any]) -> bool:
-        """Call a function after some seconds on the thread of the listeners. False: no thread runs, or its queue is full."""
+        """Call a function after some seconds on the thread of the listeners. False: it will not be called."""
         return not self._inline and self._present().later(seconds, function)
 
     def heir(self) -> Signals:
