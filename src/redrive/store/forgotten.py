@@ -10,8 +10,8 @@ from redrive.store.port import StoreTx, Subscribed
 
 # Letters go after the tables that refer to them. The audit and the receipts of operations stay.
 TABLES = (
-    "attempts", "edits", "journal", "letters", "letter_counts", "lanes", "changes", "holds", "controls", "inflight",
-    "probes", "done_chunks", "filters", "ranges", "tables", "state", "landed", "progress", "subscriptions",
+    "attempts", "edits", "journal", "letters", "letter_counts", "causes", "lanes", "changes", "holds", "controls",
+    "inflight", "probes", "done_chunks", "filters", "ranges", "tables", "state", "landed", "progress", "subscriptions",
 )  # fmt: skip
 
 

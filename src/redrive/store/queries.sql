@@ -1405,6 +1405,7 @@ UNION ALL SELECT 'edits', count(*) FROM redrive_edits WHERE subscription = :subs
 UNION ALL SELECT 'journal', count(*) FROM redrive_journal WHERE subscription = :subscription
 UNION ALL SELECT 'letters', count(*) FROM redrive_letters WHERE subscription = :subscription
 UNION ALL SELECT 'letter_counts', count(*) FROM redrive_letter_counts WHERE subscription = :subscription
+UNION ALL SELECT 'causes', count(*) FROM redrive_causes WHERE subscription = :subscription
 UNION ALL SELECT 'lanes', count(*) FROM redrive_lanes WHERE subscription = :subscription
 UNION ALL SELECT 'changes', count(*) FROM redrive_changes WHERE subscription = :subscription
 UNION ALL SELECT 'holds', count(*) FROM redrive_holds WHERE subscription = :subscription
@@ -1443,6 +1444,9 @@ DELETE FROM redrive_letters WHERE subscription = :subscription
 
 -- name: forget_letter_counts
 DELETE FROM redrive_letter_counts WHERE subscription = :subscription
+
+-- name: forget_causes
+DELETE FROM redrive_causes WHERE subscription = :subscription
 
 -- name: forget_lanes
 DELETE FROM redrive_lanes WHERE subscription = :subscription
