@@ -112,6 +112,13 @@ def test_event_that_another_partition_settled_is_passed_over() -> None:
     assert window.plan({7}) == (7, [], 0, 2, 7)
 
 
+def test_settled_event_that_is_asked_for_no_more_is_still_dropped_from_the_marks() -> None:
+    window = Window(1, [3])
+    assert window.take(2)
+    window.skip(3)
+    assert window.plan({2}) == (3, [], 1, 2, 3)
+
+
 def test_projection_marks_what_the_slowest_partition_has_not_reached() -> None:
     window = Window(5)
     assert window.pass_to(8, [6, 7, 8], others=6) == (8, [7, 8], 0, 0, 6)
