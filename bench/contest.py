@@ -35,9 +35,10 @@ class Sizes:
     outages: int = 34  # four cooldowns
     redis_peer: int = 5_000
     markers: int = 2_000_000
+    held: int = 300_000  # dead letters, of which one in thirty is replayed: ten seconds
 
 
-QUICK = Sizes(1_000, 100, 20, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000, 20, 50, 2, 100, 5_000)
+QUICK = Sizes(1_000, 100, 20, 20, 1_000, 50, 3_000, 3_000, 200, 0.5, 0.2, 1.0, 2_000, 20, 50, 2, 100, 5_000, 3_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ def contestants(sizes: Sizes) -> list[Contestant]:
               seconds=sizes.latency_seconds, idle_seconds=sizes.idle_seconds),
         Contestant("letters", "letters", "bench.letters:look", lambda lab: _letters_file(lab, sizes)),
         Contestant("listings", "letters", "bench.listings:look", lambda lab: _letters_file(lab, sizes)),
+        plain("repair", "repair", "bench.repair:repair", n=sizes.held),
         Contestant("growth", "growth", "bench.redrives:projection", lambda lab: _big_file(lab, sizes.growth)),
         Contestant("metrics", "metrics", "bench.watched:watched", lambda lab: _big_file(lab, 4 * n)),
         Contestant("restart", "restart", "bench.restart:restart", own_file),

@@ -111,6 +111,9 @@ ROWS: tuple[Row, ...] = (
         _low("letters", f"1 M letters: redrive {line}", "ms", 50, None, figure("listings", f"{name}_ms"))
         for name, line in LISTINGS.items()
     ),
+    Row("repair", "replay of 10,000 of 300,000 letters at 1,000/s: share of the rate", "x", 0.7, None,
+        figure("repair", "share")),
+    _low("repair", "the same: longest wait of a new event meanwhile", "ms", 1_000, 250, figure("repair", "lag_ms")),
     _low("growth", "catch-up over 1 M events: memory growth", "MB", 50, None, figure("growth", "grown_mb")),
     Row("growth", "catch-up over 1 M events / 50,000 events", "x", 0.85, None, ratio("growth", "projection")),
     Row("metrics", "projection with metrics, scraped / without", "x", 0.97, None, figure("metrics", "share")),

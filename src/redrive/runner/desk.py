@@ -43,6 +43,11 @@ class Desk:
         """Is nothing under way: has everything to wait for its permit, or queues behind what has?"""
         return len(self) == len(self.ready) + len(self.alone) + self._queued
 
+    @property
+    def ready_letters(self) -> int:
+        """How many letters may run now. Workers take from the queue meanwhile, so that a copy is counted."""
+        return sum(work.head is not None for work in list(self.ready))
+
     def busy(self, lane: str | None, letter: int) -> bool:
         """Has the lane of this letter work that is not settled?"""
         if lane is not None:

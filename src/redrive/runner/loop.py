@@ -31,6 +31,8 @@ from redrive.runner.staff import Staff, TaskStaff, ThreadStaff
 from redrive.runner.standing import Join, Stand
 from redrive.runner.wake import Wake
 
+DUE_SHARE = 4  # what part of a window letters that are due may fill
+
 
 class Loop:
     """What projections and handlers have in common."""
@@ -269,7 +271,8 @@ class HandlerLoop(Loop):
         if self.duty.paused or self._holds_retries() or not self.has_due():
             return []
         lanes, now = self.duty.lanes, self.duty.engine.env.clock.now()
-        room = max(1, self.duty.engine.settings.window_max - len(self.desk))
+        window = self.duty.engine.settings.window_max
+        room = max(1, min(window - len(self.desk), self._due_max - self.desk.ready_letters))
         due = self.duty.holds.sift(lanes.take_due(now, room), lanes)
         if self.work.keys is not None:
             due = self.work.keys.defer(due)
@@ -281,10 +284,16 @@ class HandlerLoop(Loop):
             lanes.put(lane, head)
         return may
 
+    @property
+    def _due_max(self) -> int:
+        """Letters that are due may fill a part of the window only: new events would queue behind a large replay."""
+        return max(1, self.duty.engine.settings.window_max // DUE_SHARE)
+
     def _holds_retries(self) -> bool:
         """Would what is due have to wait at the desk, or for the budget?"""
         gate = self.work.gate
         shut = gate is not None and gate.is_shut and bool(self.desk.ready)
+        shut = shut or (self.has_due() and self.desk.ready_letters >= self._due_max)
         return shut or (not self._budget.buries and self._budget.pause() > 0)
 
     def _learn(self, group: Group, result: Round) -> int:
