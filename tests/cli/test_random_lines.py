@@ -39,7 +39,7 @@ WRITES = {
     "append",
     "import", "dlq replay", "dlq replay-all", "dlq edit", "dlq discard", "dlq purge", "dlq resolve", "dlq reopen",
     "dlq import", "dlq note", "ops cancel", "ops resume", "ops run", "demo", "breaker open", "breaker close", "admit",
-    "scheduled cancel",
+    "scheduled cancel", "hold", "release", "dlq now", "dlq postpone",
 }  # fmt: skip
 LOOKS_ONLY = {"--rehearse", "--dry-run"}  # with one of these, a command that writes does not
 DATA = {"export", "dlq export", "alerts", "dashboard"}  # their output is the data itself: no columns to fit
@@ -297,7 +297,7 @@ def complaint(line: list[str], said: Any, changed: bool) -> str:
     looks_only = name not in WRITES or bool(LOOKS_ONLY & {*line})
     is_help = {"-h", "--help", "--version"} & {*line}
     checks = {
-        f"an undocumented exit code {said.code}": said.code not in (0, 1, 2, 3),
+        f"an undocumented exit code {said.code}": said.code not in (0, 1, 2, 3, *((4,) if "--check" in line else ())),
         "a traceback": "Traceback" in said.out + said.err,
         "an error nobody thought of": "--debug shows where" in said.err,
         "characters that steer a terminal": not all(map(_is_harmless, (said.out + said.err).splitlines())),
@@ -307,7 +307,7 @@ def complaint(line: list[str], said: Any, changed: bool) -> str:
         "a look that changed the store (or a command missing in WRITES)": looks_only and changed,
         "an error message without end": len(said.err) > MESSAGE_MAX,
         "lines that are too wide": "--json" not in line and name not in DATA and not _fits(said.out),
-        "no JSON": "--json" in line and said.code in (0, 3) and not is_help and not _is_json(said.out),
+        "no JSON": "--json" in line and said.code in (0, 3, 4) and not is_help and not _is_json(said.out),
     }
     return "; ".join(text for text, holds in checks.items() if holds)
 
