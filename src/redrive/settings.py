@@ -148,7 +148,7 @@ class Settings(_Checked, frozen=True, kw_only=True):
     pool_max: Count = 10  # connections to Postgres for readers and your own transactions; the engine's own are extra
     checkpoint_pages: Count = 4_000  # pages in the write-ahead log before they are copied back; about 16 MB
     settle_max: Count = 1_000  # handler results settled per transaction; bounds how long it holds the write lock
-    crash_charges_max: Count = 3  # times an event may kill its worker, alone in flight, before it is buried
+    crash_charges_max: Count = 3  # times an event may end its worker or connection, alone, before it is buried
     retry_budget: Rate = 100.0  # retries a second on one dependency, of all workers; first attempts are not counted
     retry_budget_over: Literal["wait", "bury"] = "wait"  # what happens to retries that the budget does not cover
     retry_budget_jitter: Annotated[float, Meta(ge=0, le=10)] = 1.0  # share by which such a wait may grow, by chance
