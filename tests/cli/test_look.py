@@ -70,7 +70,10 @@ def test_a_halted_subscription_says_why(inside: Any, store: str) -> None:
 
 def test_a_full_lane_is_told_where_everybody_looks_first(inside: Any, store: str, monkeypatch: Any) -> None:
     """The subscription runs, and takes nothing in: its lag alone would not say why."""
-    damage(store, "INSERT INTO redrive_lanes SELECT id, 'k1', 2000, 2 FROM redrive_subscriptions")
+    damage(
+        store,
+        "INSERT INTO redrive_lanes (subscription, lane, n, oldest) SELECT id, 'k1', 2000, 2 FROM redrive_subscriptions",
+    )
     assert "holds" not in inside("status", "--store", store).out
     monkeypatch.setenv("REDRIVE_LANE_MAX", "2000")
     answer = inside("status", "--store", store)
