@@ -104,3 +104,29 @@ def test_sqlite_answers_from_indexes(query: str, tmp_path: Path) -> None:
     assert [step for step in plan if step.startswith("SCAN") and step not in ("SCAN c", "SCAN (subquery-1)")] == [], (
         plan
     )
+
+
+def test_new_event_does_not_wait_behind_a_large_replay() -> None:
+    """Forty letters are due at once; a quarter of the window is theirs."""
+    app = App("unused.db")
+    orders, bad, calls = app.log("orders"), True, list[int]()
+
+    @app.on(orders, start="first", retry=no_retry, concurrency=1)
+    async def charge(event: Event[Any], ctx: Ctx) -> None:
+        if bad:
+            raise Reject("not now")
+        calls.append(event.position)
+        if len(calls) == 1:
+            orders.append("order", {}, key="fresh")
+
+    with Harness(app, settings=Settings(window_max=40, settle_max=1, retry_budget=1e6)) as harness:
+        for number in range(40):
+            harness.append(orders, "order", {}, key=f"k{number}")
+        harness.run_until_idle()
+        bad = False
+        desk = app.operate("ada")
+        number = desk.bulk.begin("replay", desk.letters.list(), "fixed")
+        desk.bulk.ask(number, lambda rows, ticket: desk.letters.replay(rows, "fixed", within=ticket))
+        harness.run_until_idle()
+        assert len(calls) == 41
+        assert calls.index(max(calls)) <= 25
