@@ -27,7 +27,7 @@ def seen(harness: Harness, kind: type[sig.Signal]) -> list[Any]:
     return [signal for signal in harness.signals if isinstance(signal, kind)]
 
 
-def declare_troubles(app: App) -> None:
+def declare_troubles(app: App, version: int | None = None) -> None:
     """A handler whose events fail in every way."""
 
     @app.on(
@@ -37,6 +37,7 @@ def declare_troubles(app: App) -> None:
         letters=rules(discard="drop.*", keep_if=lambda letter: letter.broken),
         breaker=breaker(failures=1, cooldown="1s", probes=1),
         replay=auto_replay(),
+        version=version,
     )
     def charge(event, ctx):
         match event.type:
@@ -74,6 +75,12 @@ def test_every_signal_is_told_by_something_that_happens(app: App, start: Any) ->
     harness.append("orders", "fine", key="z")
     harness.run_until_idle()
     rival.restart()
+
+    newer_app = App("/nonexistent/newer.db")
+    declare_troubles(newer_app, version=2)
+    start(newer_app, harness.path, env=FakeEnv(harness.clock, owner="newer-1"))
+    newer_app.operate("ada").reset("charge", "once more, with the new code")
+    rival.advance("1m")  # the store has version 2 now
     told = {type(signal) for one in (harness, rival) for signal in one.signals}
     told.add(sig.HandlerStuck)  # it takes a real thread: see test_overrunning
     told.add(sig.Probed)  # it takes a sink: see tests/observe/test_e11y.py
