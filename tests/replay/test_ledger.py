@@ -100,7 +100,9 @@ DAMAGES = {
     "a counter of nothing": ("counters", "INSERT INTO redrive_letter_counts VALUES (1, 'dead', 'x', 'y', 'z', 1)"),
     "a lane that counts too many": ("lanes", "UPDATE redrive_lanes SET n = n + 1 WHERE lane = 'b'"),
     "a lane that is forgotten": ("lanes", "DELETE FROM redrive_lanes WHERE lane = 'b' AND subscription = 1"),
-    "a lane of nothing": ("lanes", "INSERT INTO redrive_lanes VALUES (1, 'nobody', 1, 2)"),
+    "a lane of nothing": (
+        "lanes", "INSERT INTO redrive_lanes (subscription, lane, n, oldest) VALUES (1, 'nobody', 1, 2)",
+    ),
     "a lane with another head": ("lanes", "UPDATE redrive_lanes SET oldest = oldest + 1"),
     "an event that was deleted under a letter": ("lost_events", "DELETE FROM redrive_events WHERE position = 2"),
     "an event that is another one": ("lost_events", "UPDATE redrive_events SET id = 'other' WHERE position = 2"),
