@@ -97,8 +97,9 @@ def test_rule_that_could_never_start_is_refused() -> None:
         auto_replay(on_recovery=1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="waits for a breaker to close"):
         settled_for("mail", auto_replay("* * * * *", on_recovery=True), has_breaker=False)
-    with pytest.raises(UsageError, match="times"):
-        auto_replay("* * * * *", times=0)
+    for option in ("times", "batch"):
+        with pytest.raises(UsageError, match=option):
+            auto_replay("* * * * *", **{option: 0})  # type: ignore[arg-type]
 
 
 def test_who_waits_behind_another_and_who_had_its_turn_are_left_alone() -> None:

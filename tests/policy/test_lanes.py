@@ -105,3 +105,6 @@ def test_lane_that_the_store_has_no_head_of_is_free() -> None:
     assert lanes.next_due() is None
     lanes.learn("a", 3, head(3, "dead", 0.0), 2)
     assert (lanes.parked("a"), lanes.size("a"), lanes.next_due()) == (True, 2, None)
+    for letter, size in ((4, 5), (4, 1), (5, 3)):  # another head, the same one, and another again
+        lanes.learn("a", letter, head(letter, "dead", 0.0), size)
+        assert lanes.size("a") == size

@@ -43,5 +43,6 @@ def test_nothing_is_handed_over_while_free_ones_are_enough_for_the_others() -> N
     quota = {"a": 1, "b": 1}
     assert surplus({0: "a", 1: "a", 2: None}, quota, "a") == []
     assert surplus({0: "a", 1: "a"}, quota, "a") == [1]
+    assert surplus({0: "a", 1: "a", 2: "b"}, quota, "a") == []
     assert surplus({0: "a", 1: "a"}, quota, "a", stuck=[0, 1]) == []
     assert [may_want({0: "a", 1: None}, quota, me) for me in ("a", "b", "stranger")] == [False, True, False]

@@ -67,9 +67,12 @@ def test_rules_with_a_single_option_are_rules(option: str) -> None:
 
 
 def test_regular_expression_of_a_settings_file_describes_the_whole_type() -> None:
-    said = Rules(discard=written("rules.discard", ["/order[.](placed|paid)/", "mail.*", "/"]))
-    found = [isinstance(said.judge(kind, None), Drop) for kind in ("order.paid", "order.paid.late", "mail.sent", "/")]
-    assert found == [True, False, True, True]
+    said = Rules(discard=written("rules.discard", ["/order[.](placed|paid)/", "mail.*", "/", "x/"]))
+    found = [
+        isinstance(said.judge(kind, None), Drop)
+        for kind in ("order.paid", "order.paid.late", "mail.sent", "/", "x/", "")
+    ]
+    assert found == [True, False, True, True, True, False]
 
 
 @given(types)

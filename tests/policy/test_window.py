@@ -119,6 +119,13 @@ def test_settled_event_that_is_asked_for_no_more_is_still_dropped_from_the_marks
     assert window.plan({2}) == (3, [], 1, 2, 3)
 
 
+def test_marks_up_to_the_prefix_are_dropped_when_the_others_have_passed_them() -> None:
+    """They were left for the slowest partition, and another owner has loaded them since."""
+    window = Window(5, [4, 5, 7])
+    assert window.take(6)
+    assert window.plan({6}, others=6) == (6, [], 2, 1, 6)
+
+
 def test_projection_marks_what_the_slowest_partition_has_not_reached() -> None:
     window = Window(5)
     assert window.pass_to(8, [6, 7, 8], others=6) == (8, [7, 8], 0, 0, 6)
