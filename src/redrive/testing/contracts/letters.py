@@ -100,7 +100,7 @@ class LetterContract(StoreTests):
             kept = sorted(tx.sql.all("ledger_kept_counts", {"subscription": row.id}))
             assert kept == sorted(tx.sql.all("ledger_counts", {"subscription": row.id}))
             assert tx.sql.all("ledger_journal_gaps", {"subscription": row.id}) == []
-            replay = {"rev": head.rev + 1, "now": NOW, "due_at": NOW, "operation": None, "automatic": 0}
+            replay = {"rev": head.rev + 1, "now": NOW, "due_at": NOW, "operation": None, "automatic": 0, "pace": 1}
             tx.sql.run("letter_replay", {"id": number, **replay})
             assert tx.letters.counts(row.id) == {"retrying": 2}
             tx.letters.add(row.id, [NewLetter((3, "id-3", "order.placed", None), "a", "retrying")], NOW)
