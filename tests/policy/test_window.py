@@ -17,6 +17,7 @@ STEP = st.one_of(
     st.tuples(st.just("skip"), st.none()),
     st.tuples(st.just("settle"), st.sets(st.integers(0, 30), max_size=8)),  # which of those that are open
     st.tuples(st.just("rewind"), st.integers(0, 6)),  # so many of the last ones
+    st.tuples(st.just("others"), st.integers(1, 20)),  # the slowest of the others moves on
     st.tuples(st.just("restart"), st.none()),  # another owner loads what the store has
 )
 
@@ -80,8 +81,8 @@ def test_what_is_planned_is_what_a_look_at_every_position_says(
                     model.cursor = position
             case "settle", set(numbers):
                 chosen = {model.open[number % len(model.open)] for number in numbers} if model.open else set()
-                assert window.can_advance() <= (window.plan((), others).prefix > window.position)
-                plan = window.plan(chosen, others)
+                assert window.can_advance() <= (window.plan((), model.others).prefix > window.position)
+                plan = window.plan(chosen, model.others)
                 assert (plan.prefix, plan.add, plan.pruned, plan.floor) == (*model.settle(chosen), model.floor)
                 window.commit(plan)
             case "rewind", int(count):
@@ -89,6 +90,8 @@ def test_what_is_planned_is_what_a_look_at_every_position_says(
                 kept = read[-count - 1] if count < len(read) else model.prefix
                 window.rewind(kept)
                 model.rewind(kept)
+            case "others", int(count):
+                model.others += count
             case "restart", None:
                 window = Window(model.prefix, model.marks)
                 model.rewind(model.prefix)
