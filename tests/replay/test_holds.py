@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from redrive import App, Ctx, Event, Tx, UsageError, breaker, retry
 from redrive.errors import RedriveError
 from redrive.policy.holds import FOREVER
 from redrive.replay.holds import HOLDS_MAX
+from redrive.settings import Settings
 from redrive.sinks import Sink, SomeFailed
 from redrive.testing import Harness, failpoint
 
@@ -659,3 +661,26 @@ def test_hold_may_be_taken_back_before_the_worker_writes_the_letter(open_shop: A
     shop.run()
     assert shop.called("ada") == [1, 2]
     shop.check()
+
+
+def test_hold_is_seen_while_all_workers_are_busy_and_nothing_more_is_read() -> None:
+    """Workers take what is ready without asking: with a full window no commit of others was looked at before."""
+    app, calls = App("unused.db"), list[str | None]()
+    orders = app.log("orders")
+
+    @app.on(orders, start="first", concurrency=1, timeout=None)
+    async def function(event: Event[Any]) -> None:
+        calls.append(event.key)
+        await asyncio.sleep(10)
+        if event.key == "slow":
+            app.operate("ada").holds.hold("function", "wrong price", key="held")
+            await asyncio.sleep(10)
+
+    settings = Settings(window_max=4, settle_max=4, lease=1e4, poll_min=0.5, poll_max=0.5)
+    with Harness(app, settings=settings) as harness:
+        for key in ("slow", "held", *(f"other-{number}" for number in range(20))):
+            harness.append(orders, "placed", {}, key=key)
+        harness.run_until_idle()
+        assert "held" not in calls
+        assert len(calls) == 21
+        assert [(letter.key, letter.reason) for letter in harness.letters()] == [("held", "held")]

@@ -187,6 +187,7 @@ class HandlerLoop(Loop):
         self._over: set[int] = set()  # letters that the retry budget does not cover, and that are to be buried
         self._waits_for_turn = False  # does another subscription of this process run something alone?
         self._is_dry = False  # the log had nothing more, and nobody has rung since
+        self._look_at = -math.inf  # an operator may have been here: look again at this time
         self._handed_at = -math.inf  # when the staff was last told that there is work
         gate = self.work.gate
         self._budget = Budget(duty, bridge, gate.name if gate is not None else duty.subscription.name)
@@ -227,8 +228,9 @@ class HandlerLoop(Loop):
         held = not (room or len(self.desk) or self.stopping)  # paused, or total order: an operator may have freed us
         gate = self.work.gate
         shut = gate is not None and gate.watches  # others, or an operator, may know better by now
-        if asked or paused or held or shut or self.duty.window.can_advance():
+        if asked or paused or held or shut or self._has_to_look() or self.duty.window.can_advance():
             result = await self._hop(group, room, due)
+            self._look_at = self._monotonic() + self.duty.engine.settings.poll_max
             taken = self._learn(group, result)
             self._is_dry = room > 0 and not result.events
             freed = (paused and not self.duty.paused) or (held and self.work.room() > 0)
@@ -242,7 +244,7 @@ class HandlerLoop(Loop):
         if not asked and (not self.desk.outbox or self._staff.gathers):
             nothing = self._has_nothing() and not self._delayed and not self.wake.pending
             hears = bool(room or paused or held or shut)  # else there is no room for what others commit
-            await self.rest(nothing, self._pause(), hears=hears)
+            await self.rest(nothing, self._pause(hears=hears), hears=hears)
             self._is_dry = False
 
     def _has_nothing(self) -> bool:
@@ -384,9 +386,15 @@ class HandlerLoop(Loop):
             await self.bridge.run(lambda: gate.ask(wanted))
         return not gate.is_shut
 
-    def _pause(self) -> float:
+    def _has_to_look(self) -> bool:
+        """Workers call what is ready without asking, perhaps in a long time: an operator may have held its key."""
+        return bool(self.desk.ready) and not self.stopping and self._monotonic() >= self._look_at
+
+    def _pause(self, *, hears: bool) -> float:
         holds, timeout = self._holds_retries(), self.duty.subscription.timeout
         pause = self.pause_length(retries=not holds)
+        if not hears and self.desk.ready and not self.stopping:
+            pause = min(pause, self._look_at - self._monotonic())
         if self._waits_for_turn and not self.stopping:
             pause = min(pause, AGAIN_SECONDS)
         gate = self.work.gate
