@@ -106,6 +106,7 @@ def verify(audit: bool, quiet: bool, store: str | None, program: str | None, as_
         with progress("verify", "checks", quiet=quiet or as_json) as show:
             verdicts = app.operate().verify(show)
         chain = app.operate().verify_audit() if audit else None
+        writers = app.operate().foreign_writers()
     if as_json:
         accounts = [_verdict(one) for one in verdicts]
         emit_json(accounts if chain is None else {"subscriptions": accounts, "audit": _verdict(chain)})
@@ -115,6 +116,11 @@ def verify(audit: bool, quiet: bool, store: str | None, program: str | None, as_
             told = f"{plural(chain.rows, 'row')}, each fits the one before it" if chain.sound else chain.message
             click.echo()
             block(f"audit: {plain(told)}", "")
+        if writers:
+            from redrive.replay import foreign
+
+            click.echo()
+            block(f"not checked: {plain(foreign.told(writers))}", "")
     return 0 if all(one.sound for one in verdicts) and (chain is None or chain.sound) else 3
 
 

@@ -13,6 +13,8 @@ from redrive.clock import Env, short_name
 from redrive.errors import Halted, SourceDown, UsageError
 from redrive.policy.lease import Lease, State, state_of
 from redrive.replay.attention import due_letters, told_due
+from redrive.replay.foreign import foreign_writers_in
+from redrive.replay.foreign import told as told_writers
 from redrive.replay.machine import examine_file, examine_server
 from redrive.replay.status import fullest_lanes, is_owned
 from redrive.settings import Settings, check_subscriptions
@@ -58,6 +60,9 @@ def examine(store: Store, env: Env, settings: Settings, declared: Collection[str
         rows = [(row, tx.progress.get(row.id)) for row in tx.progress.all()]
         yield from _settings(settings, declared, [row.name for row, _ in rows])
         found = [*_subscriptions(tx, env, rows, declared), *_letters(tx, env, settings, rows)]
+        if writers := foreign_writers_in(tx):
+            advice = "drop them, or make sure that they only read"
+            found.append(Finding("own tables", WARNING, told_writers(writers), advice))
         found += _scheduled(tx, env.clock.now())
     yield from found
     if not any(one.subscription for one in found):

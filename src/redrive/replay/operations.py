@@ -11,6 +11,7 @@ from redrive.observe.signals import Signals
 from redrive.replay import ledger, rebuild
 from redrive.replay.bulk import BulkDesk
 from redrive.replay.deed import Operator, Told, untold, whoami
+from redrive.replay.foreign import foreign_writers
 from redrive.replay.ledger import Verdict
 from redrive.replay.letters import LetterDesk
 from redrive.replay.rebuild import Rebuilding, ResetPlan
@@ -40,6 +41,10 @@ class Operations:
     bulk: BulkDesk
     declared: Mapping[str, Subscription] = field(default_factory=dict)
     runs_here: Callable[[str], bool] = lambda name: False  # does this process run a subscription of this name?
+
+    def foreign_writers(self) -> list[str]:
+        """Name the user's triggers, functions and views that can write to redrive's own tables unseen."""
+        return foreign_writers(self.operator.store)
 
     def verify(self, told: Told = untold) -> list[Verdict]:
         """Account for every event of every subscription; `told` is called after each check."""

@@ -420,6 +420,22 @@ SELECT DISTINCT fingerprint FROM redrive_letter_counts WHERE fingerprint >= :sta
 
 -- ---------------------------------------------------------------- doctor
 
+-- name: foreign_writers
+-- The user's triggers on redrive's tables, functions whose text names them, and views that can be written to.
+SELECT w.kind, w.name FROM
+  (SELECT 'trigger' AS kind, t.tgname || ' on ' || t.tgrelid::regclass::text AS name
+   FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
+   WHERE NOT t.tgisinternal AND c.relnamespace = to_regnamespace('redrive') AND p.pronamespace <> c.relnamespace
+   UNION ALL SELECT 'function', p.oid::regproc::text FROM pg_proc p
+   WHERE p.prosrc ~* 'redrive"?\s*[.]' AND p.pronamespace NOT IN
+         (SELECT oid FROM pg_namespace WHERE nspname IN ('redrive', 'pg_catalog', 'information_schema'))
+   UNION ALL SELECT 'view', c.oid::regclass::text FROM pg_class c
+   WHERE c.relkind = 'v' AND c.relnamespace <> to_regnamespace('redrive') AND pg_relation_is_updatable(c.oid, true) & 28 <> 0
+     AND EXISTS (SELECT 1 FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                 JOIN pg_class t ON t.oid = d.refobjid AND d.refclassid = 'pg_class'::regclass
+                 WHERE r.ev_class = c.oid AND t.relnamespace = to_regnamespace('redrive'))) AS w (kind, name)
+ORDER BY w.kind, w.name
+
 -- name: doctor_version
 SELECT current_setting('server_version_num')::int / 10000 || '.' || current_setting('server_version_num')::int % 10000
 

@@ -441,6 +441,11 @@ PRAGMA journal_mode
 -- name: doctor_synchronous
 PRAGMA synchronous
 
+-- name: foreign_writers
+-- The user's triggers on redrive's tables: they run inside redrive's own statements, which the authorizer allows.
+SELECT type, name || ' on ' || tbl_name FROM sqlite_master
+WHERE type = 'trigger' AND tbl_name LIKE 'redrive!_%' ESCAPE '!' AND name NOT LIKE 'redrive!_%' ESCAPE '!' ORDER BY name
+
 -- name: doctor_touch
 -- With meta_drop in the same transaction nothing changes, and a page is written all the same: does the disk take it?
 INSERT INTO redrive_meta VALUES ('doctor', 1)
