@@ -30,6 +30,7 @@ INSERT INTO redrive.letters (subscription, position, lane, event_id, type, key, 
            1, n, n, 0, n, n, 'f' || n % 97, n FROM generate_series(1, 30000) n;
 INSERT INTO redrive.lanes SELECT subscription, lane, count(*), min(position) FROM redrive.letters
     WHERE state IN ('retrying', 'dead') GROUP BY subscription, lane;
+INSERT INTO redrive.causes SELECT 1 + n % 5, 'f' || n, 1, 1 FROM generate_series(1, 5000) n;
 INSERT INTO redrive.changes SELECT 1, n / 3, n % 3, 'k' || n % 2000 FROM generate_series(1, 30000) n;
 INSERT INTO redrive.attempts (letter, attempt, at, outcome)
     SELECT n % 30000 + 1, 1, n, 'failed' FROM generate_series(1, 60000) n;

@@ -96,7 +96,7 @@ def test_no_statement_is_an_orphan() -> None:
     """Postgres has other words for what SQLite has, and names of its own for nothing else; all are used."""
     code = "\n".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
     named = set(re.findall(r"""["'](\w+)["']""", code))
-    begun = tuple(re.findall(r"""f"((?:events|prune)_\w*)\{""", code))  # `events_` and up or down
+    begun = tuple(re.findall(r"""f"((?:events|prune|forget)_\w*)\{""", code))  # and up or down, or a table
     assert {name for name in POSTGRES if not name.startswith("pg_")} - set(SQLITE) == set()
     own = set(load_queries(PACKAGE / "store" / "sqlite" / "queries.sql"))
     assert set(COMMON) & (own | set(POSTGRES)) == set(), "what one store is told in its own words is not common"
