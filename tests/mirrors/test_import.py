@@ -14,6 +14,7 @@ from redrive import App, Event, Reject, Tx, mirrors
 from redrive.mirrors.folders import paths
 from redrive.mirrors.reading import read
 from redrive.redis import LetterIndex, LetterStream, Stream
+from redrive.replay import bringing
 from redrive.replay.bringing import Brought, bring_back
 from redrive.replay.explain import explain
 from redrive.testing import Harness
@@ -97,6 +98,23 @@ def test_a_running_owner_takes_over_what_is_imported(shops: Any, gone: Any, tmp_
     assert [(one.state, one.reason) for one in shop.harness.letters()] == [
         ("dead", "rejected"), ("retrying", "behind_head"),
     ]  # fmt: skip
+
+
+def test_import_tells_how_far_it_is(
+    backend: str | None, gone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bringing, "CHUNK", 2)
+    gone.bad = set(range(5))
+    for n in range(5):
+        gone.order(n, key=f"k{n}")
+    gone.run()
+    shop = Shop(backend)
+    shop.run()
+    desk, told = shop.app.operate("ada"), []
+    entries = read(str(tmp_path / "dead"))
+    bring_back(desk.operator, desk.letters, entries, "gone", lambda done, total: told.append((done, total)))
+    shop.harness.close()
+    assert told == [(2, 5), (4, 5), (5, 5)]
 
 
 def test_partitions_share_what_is_imported(backend: str | None, gone: Any, tmp_path: Path) -> None:

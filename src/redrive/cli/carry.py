@@ -95,7 +95,7 @@ def import_letters(
 
     need_reason("import", reason)
     if is_mirror(source):
-        return _bring_back(source, reason, yes, store, program, as_json)
+        return _bring_back(source, reason, quiet, yes, store, program, as_json)
     try:
         with click.open_file(source, "r", encoding="utf-8") as file:
             lines = list(_lines(file))
@@ -104,7 +104,9 @@ def import_letters(
     return _edit_back(lines, reason, quiet, yes, store, program, as_json)
 
 
-def _bring_back(source: str, reason: str, yes: bool, store: str | None, program: str | None, as_json: bool) -> int:
+def _bring_back(
+    source: str, reason: str, quiet: bool, yes: bool, store: str | None, program: str | None, as_json: bool
+) -> int:
     from redrive.mirrors.lines import Damage
     from redrive.mirrors.reading import read
     from redrive.replay.bringing import bring_back, newest
@@ -120,7 +122,8 @@ def _bring_back(source: str, reason: str, yes: bool, store: str | None, program:
         desk = app.operate()
         if found:
             confirm(f"Import {plural(len(found), 'open letter')}, where they are not here already?", yes)
-        brought = bring_back(desk.operator, desk.letters, entries, reason)
+        with progress("import", "letters", len(found), quiet=quiet or as_json) as show:
+            brought = bring_back(desk.operator, desk.letters, entries, reason, show)
     if as_json:
         skipped = [
             {"subscription": one.subscription, "letter": one.letter, "event_id": one.event_id, "why": why}

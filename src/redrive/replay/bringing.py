@@ -19,7 +19,7 @@ from redrive.event import NewEvent
 from redrive.mirrors.entry import NOTHING, Entry
 from redrive.policy.letters import OPEN, State
 from redrive.policy.outcome import NO_FAILURE, Failure
-from redrive.replay.deed import Operator
+from redrive.replay.deed import Operator, Told, untold
 from redrive.replay.letters import LetterDesk
 from redrive.sources.refusal import SCHEMA as REFUSED
 from redrive.store.filters import Asked
@@ -62,14 +62,19 @@ def newest(entries: Iterable[Entry]) -> tuple[list[Entry], int]:
     return sorted(found, key=lambda one: (one.source, one.position, one.subscription)), len(events) - len(found)
 
 
-def bring_back(operator: Operator, desk: LetterDesk, entries: Iterable[Entry], reason: str) -> Brought:
-    """Make letters of what a mirror holds."""
+def bring_back(
+    operator: Operator, desk: LetterDesk, entries: Iterable[Entry], reason: str, told: Told = untold
+) -> Brought:
+    """Make letters of what a mirror holds; `told` is called with the number of letters looked at, and of all."""
     found, settled = newest(entries)
-    brought, known = Brought(settled=settled), list[tuple[Entry, int]]()
+    brought, known, looked_at = Brought(settled=settled), list[tuple[Entry, int]](), 0
     for source, of_source in groupby(found, key=lambda one: one.source):
         by_event = [list(one) for _, one in groupby(of_source, key=lambda one: one.event_id)]
         for start in range(0, len(by_event), CHUNK):
-            known += _Import(operator, source, reason, brought).take(by_event[start : start + CHUNK])
+            chunk = by_event[start : start + CHUNK]
+            known += _Import(operator, source, reason, brought).take(chunk)
+            looked_at += sum(map(len, chunk))
+            told(looked_at, len(found))
     for entry, number in known:
         _edit(desk, entry, number, brought, reason)
     return brought
