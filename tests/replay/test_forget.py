@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, UsageError
+from redrive import App, UsageError, mirrors
 from redrive.replay.prune import What
 from redrive.settings import Settings
 from redrive.store.address import is_postgres
@@ -235,3 +235,29 @@ def test_worker_whose_subscription_was_forgotten_stands_by(place: Place, left: H
     frozen.advance("1s")
     assert "an operator has forgotten it" in frozen.halted["work"]
     assert len(place.calls) == calls
+
+
+def test_forgetting_is_refused_while_a_mirror_lacks_its_letters(place: Place, left: Harness, tmp_path: Path) -> None:
+    """Its dead letters would never have reached the mirror."""
+    desk = left.app.operate("ada").subscriptions
+
+    def mirror(owner: str) -> Harness:
+        app = place.program(removed=True)
+        app.mirror(to=mirrors.files(tmp_path / "mirror", name="dead-files"))
+        env = FakeEnv(place.clock, owner=owner)
+        return place.stack.enter_context(Harness(app, place.path, env=env, settings=SETTINGS))
+
+    first = mirror("mirror-1")
+    first.run_until_idle()
+    desk.plan_forget("work", LEASE)
+    first.close()
+    [dead, *_] = [letter for letter in left.letters("dead") if letter.subscription == "work"]
+    left.app.operate("ada").letters.discard(dead, "not needed")
+    with pytest.raises(UsageError, match="mirror 'dead-files' has not yet written what happened to letters of 'work'"):
+        desk.plan_forget("work", LEASE)
+    with pytest.raises(UsageError, match="redrive forget dead-files"):
+        desk.forget("work", "removed", LEASE)
+    second = mirror("mirror-2")
+    second.run_until_idle()
+    second.close()
+    desk.forget("work", "removed", LEASE)

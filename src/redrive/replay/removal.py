@@ -9,6 +9,7 @@ from redrive.clock import Env, short_name
 from redrive.errors import UsageError
 from redrive.replay.status import is_owned
 from redrive.replay.workers import workers_in
+from redrive.store import journal
 from redrive.store.forgotten import count_rows, delete_rows
 from redrive.store.port import StoreTx, Subscribed
 from redrive.store.progress import tables_of
@@ -27,7 +28,7 @@ class Forgotten:
 
 
 def check_forgettable(tx: StoreTx, row: Subscribed, env: Env, lease: float, declared: Collection[str]) -> None:
-    """Refuse while anything works on it, or would register it again at its next start."""
+    """Refuse while anything works on it or has to read it, or would register it again at its next start."""
     name = row.name
     if row.kind == "intake":
         raise UsageError(
@@ -44,6 +45,11 @@ def check_forgettable(tx: StoreTx, row: Subscribed, env: Env, lease: float, decl
     for worker in workers_in(tx, env, lease):
         if worker.state in ("working", "standby") and name in (*worker.runs, *worker.waits):
             raise UsageError(f"{name!r} is in the program of {worker.name}, which runs: stop that worker first")
+    if (mirror := journal.lacking(tx.sql, row.id)) is not None:
+        raise UsageError(
+            f"mirror {mirror!r} has not yet written what happened to letters of {name!r}: let a worker run the mirror, "
+            f"or give the mirror up: redrive forget {mirror}"
+        )
 
 
 def plan(tx: StoreTx, row: Subscribed) -> Forgotten:

@@ -72,3 +72,11 @@ def behind(sql: Sql, letters: Sequence[int], but: Collection[str] = ()) -> set[i
     if mirror is None or not letters:
         return set()
     return {letter for (letter,) in sql.all("journal_behind", {"after": mirror[1], "ids": json.dumps([*letters])})}
+
+
+def lacking(sql: Sql, subscription: int) -> str | None:
+    """A mirror that lacks an entry about a letter of this subscription."""
+    mirror = slowest(sql)
+    if mirror is None or sql.one("journal_first_of", {"after": mirror[1], "subscription": subscription}) is None:
+        return None
+    return mirror[0]

@@ -1391,6 +1391,10 @@ SELECT count(*), min(at) FROM (SELECT at FROM redrive_journal WHERE seq > :after
 SELECT s.name, l.position FROM redrive_subscriptions s LEFT JOIN redrive_landed l ON l.subscription = s.id
 WHERE s.kind = 'mirror' ORDER BY s.name
 
+-- name: journal_first_of
+-- The first entry above one that tells of a letter of this subscription.
+SELECT seq FROM redrive_journal WHERE seq > :after AND subscription = :subscription ORDER BY seq LIMIT 1
+
 -- name: journal_lowest
 -- The first position in a log to whose letter something happened above an entry.
 SELECT min(j.position) FROM redrive_journal j JOIN redrive_subscriptions s ON s.id = j.subscription
