@@ -72,8 +72,12 @@ def test_a_business_transaction_that_sqlite_ended_is_an_error_and_leaves_nothing
 
 
 @pytest.mark.parametrize(
-    "pragma", ["query_only = 1", "Locking_Mode = EXCLUSIVE", "journal_mode = DELETE", "wal_autocheckpoint(1000)"]
-)
+    "pragma",
+    [
+        "query_only = 1", "Locking_Mode = EXCLUSIVE", "journal_mode = DELETE", "wal_autocheckpoint(1000)",
+        "max_page_count = 1", "count_changes = 1",
+    ],
+)  # fmt: skip
 def test_nobody_sets_what_the_connection_of_all_is_for(tmp_path: Path, pragma: str) -> None:
     app = App(str(tmp_path / "shop.db"))
     orders, done = app.log("orders"), []
@@ -93,6 +97,33 @@ def test_nobody_sets_what_the_connection_of_all_is_for(tmp_path: Path, pragma: s
             tx.execute(f"PRAGMA {pragma}")
         with block() as tx:
             assert tx.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)  # to ask is free
+    app.close()
+
+
+@pytest.mark.parametrize("fails", [0, 1], ids=["at first", "after a failure"])
+def test_event_in_the_way_of_its_own_statement_is_a_letter(tmp_path: Path, fails: int) -> None:
+    """SQLITE_LOCKED: no other process can be its cause, so that waiting for the store would be for ever."""
+    app = App(str(tmp_path / "shop.db"))
+    orders = app.log("orders")
+
+    @app.projection(orders, tables={"seen": "n INTEGER"}, retry=no_retry)
+    def see(event: Any, tx: Any) -> None:
+        if event.data == "fails":
+            raise ValueError(event.data)
+        if event.data == "drops":
+            tx.execute("CREATE TABLE scratch (n INTEGER)")
+            tx.execute("INSERT INTO scratch VALUES (1), (2)")
+            for _ in tx.execute("SELECT n FROM scratch"):
+                tx.execute("DROP TABLE scratch")
+        tx.execute("INSERT INTO seen VALUES (:n)", {"n": event.position})
+
+    for name in ["fails"] * fails + ["drops", "good"]:
+        orders.append("order.placed", name, key=name)
+    app.run(until_idle=True)
+    assert [one.error_type for one in app.operate().letters.list()][fails:] == ["sqlite3.OperationalError"]
+    with app.reader() as reader:
+        assert reader.execute("SELECT n FROM seen").fetchall() == [(fails + 2,)]
+    assert all(verdict.sound for verdict in app.operate().verify())
     app.close()
 
 

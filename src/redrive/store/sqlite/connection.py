@@ -43,8 +43,10 @@ WAL_KEPT_BYTES = 20_000_000  # the default checkpoint_pages, and the transaction
 CURSORS_MIN = 100  # so many that were lent are kept in mind before we look which of them have ended
 BUSY_PAUSE = 0.002  # seconds between two tries for what SQLite does not wait for
 
+# Without SQLITE_LOCKED: no other process causes it, but two statements of one connection, such as a DROP TABLE while
+# rows of the table are read.
 _WORLD = {
-    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT,
 }  # fmt: skip
@@ -61,7 +63,7 @@ def is_the_world(error: BaseException) -> bool:
 def translate(error: sqlite3.Error, path: str) -> StoreError:
     """An SQLite error of the world as ours, with what to do."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if code == sqlite3.SQLITE_BUSY:
         return StoreBusy(f"{path}: another process holds the write lock ({error}); end its transaction")
     if code == sqlite3.SQLITE_FULL:
         return StoreError(f"{path}: the disk is full; make room, processing resumes by itself")
@@ -69,8 +71,9 @@ def translate(error: sqlite3.Error, path: str) -> StoreError:
 
 
 # The connection is everybody's, for as long as the process lives. One statement with these and it could not be written
-# to any more, kept all other processes out, or did checkpoints by itself, which may damage the file (ADR 3).
-_OURS = {"query_only", "locking_mode", "journal_mode", "wal_autocheckpoint"}
+# to any more, kept all other processes out, gave rows for a number of changes, or did checkpoints by itself, which may
+# damage the file (ADR 3).
+_OURS = {"query_only", "locking_mode", "journal_mode", "wal_autocheckpoint", "max_page_count", "count_changes"}
 
 # A savepoint outside of a transaction begins one; a table is made by an insert into the schema.
 _WRITES = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_SAVEPOINT}
