@@ -127,6 +127,57 @@ def test_event_in_the_way_of_its_own_statement_is_a_letter(tmp_path: Path, fails
     app.close()
 
 
+@pytest.mark.parametrize("fails", [0, 1], ids=["at first", "after a failure"])
+@pytest.mark.parametrize("batch", [False, True], ids=["one by one", "in lists"])
+@pytest.mark.parametrize("then", ["raises", "keeps the cursor"])
+def test_event_that_leaves_changed_rows_unread_stops_nothing(
+    tmp_path: Path, fails: int, batch: bool, then: str
+) -> None:
+    """No savepoint can be made while an UPDATE … RETURNING is in progress, and the traceback keeps its cursor alive."""
+    app = App(str(tmp_path / "shop.db"))
+    orders, kept = app.log("orders"), []
+
+    def apply(event: Any, tx: Any) -> None:
+        if event.data == "fails":
+            raise ValueError(event.data)
+        if event.data == "leaves":
+            cursor = tx.execute("INSERT INTO seen VALUES (-1), (-2) RETURNING n")
+            cursor.fetchone()
+            if then == "raises":
+                raise ValueError("after one row")
+            kept.append(cursor)
+        tx.execute("INSERT INTO seen VALUES (:n)", {"n": event.position})
+
+    def see(event: Any, tx: Any) -> None:
+        for one in event if batch else [event]:
+            apply(one, tx)
+
+    app.projection(orders, name="see", tables={"seen": "n INTEGER"}, retry=no_retry, batch=batch)(see)
+    for name in ["fails"] * fails + ["leaves", "good"]:
+        orders.append("order.placed", name, key=name)
+    app.run(until_idle=True)
+    letters = [one.error_message for one in app.operate().letters.list()][fails:]
+    expected = [fails + 2] if then == "raises" else [-2, -1, fails + 1, fails + 2]
+    assert letters == (["after one row"] if then == "raises" else [])
+    with app.reader() as reader:
+        assert reader.execute("SELECT n FROM seen ORDER BY n").fetchall() == [(n,) for n in expected]
+    assert all(verdict.sound for verdict in app.operate().verify())
+    app.close()
+
+
+def test_transaction_is_committed_though_changed_rows_are_unread(tmp_path: Path) -> None:
+    app = App(str(tmp_path / "shop.db"))
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE seen (n INTEGER)")
+        cursor = tx.execute("INSERT INTO seen VALUES (1), (2) RETURNING n")
+        assert cursor.fetchone() == (1,)
+        app.log("orders").append("order.placed", tx=tx)
+    with app.reader() as reader:
+        assert reader.execute("SELECT n FROM seen").fetchall() == [(1,), (2,)]
+    assert len(list(app.log("orders").read())) == 1
+    app.close()
+
+
 def test_a_statement_that_merely_fails_ends_no_transaction(tmp_path: Path) -> None:
     app = App(str(tmp_path / "shop.db"))
     with app.transaction() as tx:

@@ -6,6 +6,7 @@ choice per process: the stdlib's, which users, Django and SQLAlchemy use too.
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import sqlite3
@@ -58,6 +59,24 @@ def is_the_world(error: BaseException) -> bool:
         return False
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _WORLD
+
+
+def is_about_unread(error: sqlite3.Error) -> bool:
+    """Is a statement that writes in progress on the same connection, such as an UPDATE … RETURNING not read to its end?
+
+    No savepoint can be made or released then, and no transaction committed. SQLite calls that busy, as it calls a lock.
+    """
+    return "SQL statements in progress" in str(error)
+
+
+def close_unread(connection: Connection) -> None:
+    """Close every cursor of this connection: whoever has kept one reads no further.
+
+    We look at all objects, which takes some ms for 100,000: to remember each cursor would make all statements slower.
+    """
+    for one in gc.get_objects():
+        if issubclass(type(one), sqlite3.Cursor) and getattr(one, "connection", None) is connection:
+            one.close()
 
 
 def translate(error: sqlite3.Error, path: str) -> StoreError:

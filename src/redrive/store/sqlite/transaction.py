@@ -18,7 +18,7 @@ from redrive.store.port import Function
 from redrive.store.progress import Progress
 from redrive.store.sql import Sql, queries_of
 from redrive.store.sqlite.careful import Careful, watched
-from redrive.store.sqlite.connection import Connection, Guard, Lent, Ours
+from redrive.store.sqlite.connection import Connection, Guard, Lent, Ours, close_unread, is_about_unread
 from redrive.store.sqlite.hold import Hold
 
 
@@ -83,7 +83,7 @@ class SqliteTx:
             if self.is_careful:
                 self._control_carefully(statement)
             else:
-                self.connection.execute(statement)
+                self._run(statement)
         except sqlite3.Error as error:
             if self.guard.is_interrupt(error):
                 raise KeyboardInterrupt from error
@@ -95,8 +95,18 @@ class SqliteTx:
         """What ended a transaction is remembered until the next one, or the end that we ourselves make of it."""
         connection: Any = self.connection
         connection.is_begun, connection.trouble = False, None
-        connection.execute(statement)
+        self._run(statement)
         connection.is_begun = connection.in_transaction
+
+    def _run(self, statement: str) -> None:
+        """A statement of ours that a function's unread rows must not prevent: its cursor may live in a traceback."""
+        try:
+            self.connection.execute(statement)
+        except sqlite3.OperationalError as error:
+            if not is_about_unread(error):
+                raise
+            close_unread(self.connection)
+            self.connection.execute(statement)
 
     def checked(self, function: Function) -> Function:
         """A statement that fails leaves the transaction as it was, or ends it: who catches that may go on."""
@@ -138,15 +148,15 @@ class SqliteTx:
         """Remember this point: `keep` forgets it, `undo` goes back to it (and keeps it)."""
         self.hold.run()
         self.points.forget()
-        self.connection.execute(f"SAVEPOINT {POINT}")
+        self._run(f"SAVEPOINT {POINT}")
 
     def keep(self) -> None:
         """What happened since the savepoint stays."""
         self.hold.run()
-        self.connection.execute(f"RELEASE {POINT}")
+        self._run(f"RELEASE {POINT}")
 
     def undo(self) -> None:
         """What happened since the savepoint is gone."""
         self.hold.drop()
-        self.connection.execute(f"ROLLBACK TO {POINT}")
+        self._run(f"ROLLBACK TO {POINT}")
         self.logs.ended(committed=False)  # a log that was created since is gone too, and its number will be another's
