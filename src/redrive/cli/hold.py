@@ -47,8 +47,7 @@ def hold(
     if as_json:
         emit_json(_fields(held))
         return 0
-    end = "until it is released" if held.until is None else f"until {clock_time(held.until)}"
-    say(f"{_where(held.subscription)}: {_what(held)} held {end}")
+    say(f"{_where(held.subscription)}: {_what(held)} held {_end(held)}")
     return 0
 
 
@@ -81,7 +80,7 @@ def release(
     say(f"{_where(subscription)}: {what} {f'{now} released' if changed else f'{then} not held'}")
     for one in others:
         again = "--all" if one.subscription is None else one.subscription
-        say(f"still held: redrive release {again} --key {_quoted(one.key)} ({one.reason})")
+        say(f"still held ({one.reason}): redrive release {again} --key {_quoted(one.key)}")
     return 0
 
 
@@ -95,9 +94,8 @@ def _list(name: str | None, store: str | None, program: str | None, as_json: boo
         click.echo("no key is held")
         return 0
     for one in found:
-        until = "until it is released" if one.until is None else f"until {clock_time(one.until)}"
         waits = f" ({plural(one.letters, 'letter')})" if one.letters else ""
-        told = f"held by {one.who} since {clock_time(one.since)}, {until}: {one.reason}{waits}"
+        told = f"held by {one.who} since {clock_time(one.since)}, {_end(one)}: {one.reason}{waits}"
         say(f"{_where(one.subscription)}: {_what(one)} {told}")
     return 0
 
@@ -115,8 +113,9 @@ def _pattern(key: str) -> dict[str, str]:
 
 def _covers(one: HoldStatus, key: str) -> bool:
     """Does this hold keep back some of the keys that were to be released?"""
-    pattern, named = one.key.removesuffix("*") if one.is_prefix else one.key, key.removesuffix("*")
-    return named.startswith(pattern) if one.is_prefix else key.endswith("*") and pattern.startswith(named)
+    if one.is_prefix:
+        return key.removesuffix("*").startswith(one.key.removesuffix("*"))
+    return one.key.startswith(key[:-1]) if key.endswith("*") else one.key == key
 
 
 def _where(subscription: str | None) -> str:
@@ -125,6 +124,12 @@ def _where(subscription: str | None) -> str:
 
 def _what(one: HoldStatus) -> str:
     return f"the keys {one.key} are" if one.is_prefix else f"key {one.key} is"
+
+
+def _end(one: HoldStatus) -> str:
+    if one.until is None:
+        return "until they are released" if one.is_prefix else "until it is released"
+    return f"until {clock_time(one.until)}"
 
 
 def _quoted(key: str) -> str:

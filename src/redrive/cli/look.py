@@ -84,7 +84,7 @@ def _show_more(one: SubscriptionStatus) -> None:
     if one.halted is not None:
         block(f"{plain(one.subscription)} is halted: {plain(one.halted)}", "")
     if one.holds:
-        say(f"{one.subscription}: {plural(one.holds, 'hold')} of keys; redrive hold {one.subscription}")
+        say(f"{one.subscription}: {plural(one.holds, 'hold')} of keys; `redrive hold {one.subscription}` lists them")
     if one.rebuilding_until is not None:
         by = "" if one.reserved_by is None else f" by {plain(short_name(one.reserved_by))}"
         block(f"{plain(one.subscription)} is being rebuilt{by} up to position {one.rebuilding_until}", "")
