@@ -63,6 +63,10 @@ def test_a_run_that_ends_halted_says_so(shop: Any) -> None:
     assert answer.code == 1
     assert "is halted" in answer.err
     assert "Traceback" not in answer.err
+    other = "from redrive import App\napp = App('shop.db')\n@app.on(app.log('visits'))\ndef visit(event, ctx): ...\n"
+    (shop.folder / "other.py").write_text(other)
+    answer = shop.redrive("run", "other:app", "--until-idle")
+    assert (answer.code, answer.err) == (0, ""), "only its own subscriptions count"
 
 
 def test_a_run_until_idle_that_a_function_has_ended_before_is_not_done(shop: Any) -> None:

@@ -47,7 +47,9 @@ def run(
         if why != IDLE:
             click.echo(f"redrive: stopped before everything was done: {plain(why)}", err=True)
             return 1
-        halted = [one for one in app.operate().status() if one.halted is not None]
+        halted = [
+            one for one in app.operate().status() if one.halted is not None and one.subscription in app.subscriptions
+        ]
         for one in halted:
             click.echo(f"redrive: {plain(one.subscription)} is halted: {plain(one.halted)}", err=True)
         return 1 if halted else 0
