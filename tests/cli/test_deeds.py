@@ -220,6 +220,10 @@ def test_who_selects_nothing_by_a_name_that_nobody_has_is_told_the_nearest(faile
         answer = failed.redrive("dlq", *line, "--store", "shop.db")
         assert (answer.code, answer.out) == (0, f"no dead letters; did you mean {near}?\n")
     assert failed.redrive("dlq", "list", "--type", "o*x", "--store", "shop.db").out == "no dead letters\n"
+    told = failed.redrive("dlq", "list", "--dlq-reason", "nonsense", "--store", "shop.db").out
+    assert " ".join(told.split()).startswith(
+        "no dead letters; there is no reason nonsense, there are: failing, rejected,"
+    )
     assert failed.redrive("dlq", "list", "--type", "order.plced", "--json", "--store", "shop.db").out == "[]\n"
 
 

@@ -107,6 +107,8 @@ def nothing_like(app: App, selection: Selection) -> str:
             near = difflib.get_close_matches(given, known, n=1)
             if near:
                 return f"no dead letters; did you mean {option} {near[0]}?"
+            if option == "--dlq-reason":
+                return f"no dead letters; there is no reason {given}, there are: {', '.join(REASONS)}"
     under_way = app.operate().bulk.waiting(limit=1)
     return f"no dead letters; {_told(under_way[0])}" if under_way else "no dead letters"
 
