@@ -41,13 +41,15 @@ def test_held_key_waits_and_every_view_says_why(built: Any) -> None:
     built.append(10, 20, 30, 100, 200, 300)
     run(built)
     assert total(built) == 7 + 660 - 220
-    assert "revenue: 1 hold of keys; redrive hold revenue" in built.redrive("status", *STORE).out
+    assert "revenue: 1 hold of keys; `redrive hold revenue` lists them" in built.redrive("status", *STORE).out
     letter = letter_of(built, "revenue")
     held = r"held by \S+ since [0-9 :-]+Z, until it is released: wrong price"
     listed = flat(built.redrive("hold", *STORE).out)
     assert re.fullmatch(rf"revenue: key k1 is {held} \(1 letter\)", listed)
     assert re.search(rf"k1 of revenue is {held}", flat(built.redrive("lanes", *STORE).out))
-    assert re.search(held, flat(built.redrive("dlq", "show", str(letter), *STORE).out))
+    shown = built.redrive("dlq", "show", str(letter), *STORE).out
+    assert re.search(held, flat(shown))
+    assert "due_at" not in shown
     (event,) = built.query(f"SELECT event_id FROM redrive_letters WHERE id = {letter}")[0]
     assert re.search(
         rf"letter {letter} is not called; its key is {held}", flat(built.redrive("explain", event, *STORE).out)
@@ -79,11 +81,37 @@ def test_hold_by_prefix_of_every_subscription_until_a_time(built: Any) -> None:
     assert total(built) == 7
     assert {one["holds"] for one in built.redrive("status", "--json", *STORE).json} == {1}
     answer = built.redrive("release", "revenue", "--key", "k1", *STORE)
-    assert answer.out == "revenue: key k1 was not held\nstill held: redrive release --all --key 'k*' (migration)\n"
+    assert answer.out == "revenue: key k1 was not held\nstill held (migration): redrive release --all --key 'k*'\n"
     answer = built.redrive("release", "--all", "--key", "k*", *STORE)
     assert answer.out == "all subscriptions: the keys k* are released\n"
     run(built)
     assert total(built) == 37
+
+
+def test_release_names_the_same_key_held_elsewhere(built: Any) -> None:
+    for where in ("revenue", "--all"):
+        assert built.redrive("hold", where, "--key", "k1", "--reason", f"by {where}", *STORE).code == 0
+    answer = built.redrive("release", "revenue", "--key", "k1", *STORE)
+    assert answer.out == "revenue: key k1 is released\nstill held (by --all): redrive release --all --key k1\n"
+    assert built.redrive("hold", "revenue", "--key", "k1", "--reason", "again", *STORE).code == 0
+    answer = built.redrive("release", "--all", "--key", "k1", *STORE)
+    assert "still held (again): redrive release revenue --key k1" in answer.out
+    answer = built.redrive("release", "revenue", "--key", "k1", *STORE)
+    assert answer.out == "revenue: key k1 is released\n"
+
+
+def test_replay_of_a_held_key_says_why_and_ends(shop: Any) -> None:
+    shop.append(1, -1)
+    run(shop)
+    letter = letter_of(shop, "revenue")
+    assert shop.redrive("hold", "revenue", "--key", "k*", "--reason", "moving", *STORE).code == 0
+    shop.write(strict=False)
+    answer = shop.redrive("dlq", "replay", str(letter), "--wait", "--app", "shop:app")
+    assert re.match(r"1 letter waits: its key is held by \S+ since .*: moving; redrive release", flat(answer.err))
+    assert answer.out == "operation 1: 1 selected = 1 waiting\n"
+    assert shop.redrive("release", "revenue", "--key", "k*", *STORE).code == 0
+    run(shop)
+    assert total(shop) == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 reason_needed = click.option("--reason", required=True, help="Why; goes into the audit.")
 CHOICES = ("ids", "subscription", "event_type", "key", "why", "error", "fingerprint", "since", "until")
+HELD_SHOWN = 5  # holds that a replay names
 NONE_WAITS = "nothing waits behind"
 lane_option = click.option("--lane", is_flag=True, help="Also what waits behind them.")
 
@@ -153,8 +155,13 @@ def _replay(
     deed: Deed = lambda rows, ticket: desk.letters.replay(rows, reason, within=ticket)  # noqa: E731
     with progress("replay: asked for", "letters", len(letters), quiet=quiet) as show:
         desk.bulk.ask(number, counting(deed, show))
+    held = desk.holds.keeping(letters) if desk.bulk.get(number).waiting else {}
+    for why, count in Counter(held.values()).most_common(HELD_SHOWN):
+        say(
+            f"{plural(count, 'letter')} {'waits: its key is' if count == 1 else 'wait: their keys are'} {why}", err=True
+        )
     if desk.bulk.get(number).waiting and (here or (wait and elsewhere)):
-        unfinished = desk.bulk.unfinished(number, None if wait else here)
+        unfinished = desk.bulk.unfinished(number, None if wait else here, held)
         with progress("replay", "letters", len(letters), quiet=quiet) as show:
 
             def is_done() -> bool:
@@ -166,7 +173,7 @@ def _replay(
     operation = desk.bulk.get(number)
     alone = sorted(name for name in elsewhere if owners(app)[name].owner is None)
     report(desk.bulk, operation, as_json)
-    if operation.waiting and not as_json:
+    if operation.waiting > len(held) and not as_json:
         pace_of(app, operation)
         if alone:
             say(f"nobody runs {', '.join(alone)} now: start a worker, or add --app MODULE:APP")

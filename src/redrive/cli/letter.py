@@ -109,8 +109,8 @@ def show_letter(found: dict[str, Any], now: float) -> None:
     import json
 
     found = found | {name: _beside(found[name], now) for name in ("first_failed_at", "last_failed_at", "due_at")}
-    if found["behind"]:
-        found["due_at"] = None  # it is due when it is its turn
+    if found["behind"] or (found["held"] and (found["due_at"] or "").startswith("9999")):
+        found["due_at"] = None  # it is due when it is its turn, or when its key is released
     if found["reason"] == BEHIND_HEAD:
         found["reason"] = f"waits behind letter {found['behind']}" if found["behind"] else "it is its turn"
     named = ("subscription", "state", "reason", "type", "key", "event_id", "position", "event_time", "attempts")
@@ -124,7 +124,8 @@ def show_letter(found: dict[str, Any], now: float) -> None:
     facts([("fingerprint", found["fingerprint"])])
     if found["followers"]:
         more = ", …" if found["waiting"] > len(found["followers"]) else ""
-        facts([("behind it", f"letters {', '.join(map(str, found['followers']))}{more}")])
+        noun = "letter" if len(found["followers"]) == 1 else "letters"
+        facts([("behind it", f"{noun} {', '.join(map(str, found['followers']))}{more}")])
     for one in found["history"]:
         when = clock_time_of(one["at"])
         click.echo("")

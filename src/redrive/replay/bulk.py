@@ -103,8 +103,11 @@ class Unfinished:
     there any more.
     """
 
-    def __init__(self, operator: Operator, number: int, subscriptions: Collection[int]) -> None:
+    def __init__(
+        self, operator: Operator, number: int, subscriptions: Collection[int], besides: Collection[int]
+    ) -> None:
         self._operator, self._number, self._subscriptions = operator, number, subscriptions
+        self._besides = besides
         self._done = 0  # letters up to this one are finished, and nothing that waited behind them is due
 
     def look(self) -> bool:
@@ -113,7 +116,7 @@ class Unfinished:
         with self._operator.store.reading() as tx:
             rows = tx.sql.all("operation_unfinished", values)
         for letter, subscription, is_open in rows:
-            if is_open and subscription in self._subscriptions:
+            if is_open and subscription in self._subscriptions and letter not in self._besides:
                 return True
             self._done = letter
         return len(rows) == LOOKED_AT_MAX
@@ -215,11 +218,14 @@ class BulkDesk:
         with self._store.reading() as tx:
             return operation_of(tx, number)
 
-    def unfinished(self, number: int, of: Collection[str] | None = None) -> Unfinished:
-        """Something to ask again and again whether letters of an operation, in these subscriptions, still run."""
+    def unfinished(self, number: int, of: Collection[str] | None = None, besides: Collection[int] = ()) -> Unfinished:
+        """Something to ask again and again whether letters of an operation, in these subscriptions, still run.
+
+        Letters in `besides` are left out, such as those whose key is held.
+        """
         with self._store.reading() as tx:
             wanted = {row.id for row in tx.progress.all() if of is None or row.name in of}
-        return Unfinished(self._operator, number, wanted)
+        return Unfinished(self._operator, number, wanted, besides)
 
     def waiting(self, limit: int = 5) -> list[Operation]:
         """Operations with letters that have not run yet, the newest first."""

@@ -6,7 +6,7 @@ letter, uncalled, and what follows waits behind it as behind any other letter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -144,6 +144,16 @@ class HoldDesk:
             hold = hold_on(tx, letter.subscription_id, letter.key, now) if letter.state in OPEN else None
         return None if hold is None else told(hold, now)
 
+    def keeping(self, letters: Sequence[LetterRow]) -> dict[int, str]:
+        """Of these letters, by number, those whose key is held: by whom, why, and the command that releases it."""
+        now, found = self._operator.now(), {}
+        with self._operator.store.reading() as tx:
+            holds = {number: holds_of(tx.sql, number) for number in {letter.subscription_id for letter in letters}}
+        for letter in letters:
+            if (hold := _longest(holds[letter.subscription_id], letter.key, now)) is not None:
+                found[letter.id] = f"{told(hold, now)}; {release_hint(hold, letter.subscription)}"
+        return found
+
     # ------------------------------------------------------------ how
 
     def _chosen(self, subscription: str | None) -> Sequence[Subscribed]:
@@ -260,9 +270,11 @@ def _moment(until: Until, now: float) -> float:
 
 def hold_on(tx: StoreTx, subscription: int, key: str | None, now: float) -> Hold | None:
     """The hold that keeps this key back longest; None: it is not held."""
-    if key is None:
-        return None
-    found = [hold for hold in holds_of(tx.sql, subscription) if hold.covers(key) and hold.ends_at(now) > now]
+    return None if key is None else _longest(holds_of(tx.sql, subscription), key, now)
+
+
+def _longest(holds: Iterable[Hold], key: str | None, now: float) -> Hold | None:
+    found = [hold for hold in holds if key is not None and hold.covers(key) and hold.ends_at(now) > now]
     return max(found, key=lambda hold: hold.ends_at(now), default=None)
 
 
