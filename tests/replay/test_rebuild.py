@@ -177,6 +177,79 @@ def test_an_event_that_fails_again_emits_when_it_is_applied_in_the_end(bank: Any
     bank.check_sound()
 
 
+def teller(batch: bool) -> tuple[App, set[int]]:
+    """An app with a projection `tell` that emits once for each event; it fails at the positions in the set."""
+    app, bad = App("unused.db"), set[int]()
+    orders, told = app.log("orders"), app.log("told")
+
+    def tell(given: Any, tx: Tx) -> None:
+        for event in given if batch else [given]:
+            if event.position in bad:
+                raise Reject("bad")
+            tx.emit(told, "told", {"of": event.position}, key="k")
+
+    app.projection(orders, name="tell", batch=batch, retry=no_retry)(tell)
+    return app, bad
+
+
+@pytest.mark.parametrize("deed", ["leave", "replay"])
+@pytest.mark.parametrize("batch", [True, False])
+def test_event_that_emitted_emits_no_more_after_it_failed_in_a_rebuild(batch: bool, deed: str) -> None:
+    """The emissions are pruned, because otherwise the same ids would hide a second emission of a single event."""
+    app, bad = teller(batch)
+    with Harness(app) as harness:
+        for _ in range(3):
+            harness.append("orders", "o", {})
+        harness.run_until_idle()
+        assert [data["of"] for _, data in harness.emitted("told")] == [1, 2, 3]
+        harness.clock.advance(40 * 86_400)
+        harness.append("told", "other", {"of": 0}, key="k")
+        desk = app.operate("ada")
+        what = What(30 * 86_400.0, None, ("told",))
+        prune(desk.operator, what, plan_prune(desk.operator.store, desk.operator.now(), what))
+        bad.add(2)
+        desk.reset("tell", "a new version, which fails")
+        harness.run_until_idle()
+        (letter,) = harness.letters("dead")
+        bad.clear()
+        if deed == "replay":
+            desk.letters.replay(letter.id)
+            harness.run_until_idle()
+        desk.reset("tell", "a version that does not fail")
+        harness.run_until_idle()
+        assert harness.emitted("told") == []
+        assert all(verdict.sound for verdict in desk.verify())
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_event_that_was_open_in_two_rebuilds_emits_once_it_is_applied(batch: bool) -> None:
+    app, bad = teller(batch)
+    bad.add(2)
+    with Harness(app) as harness:
+        for _ in range(3):
+            harness.append("orders", "o", {})
+        harness.run_until_idle()
+        desk = app.operate("ada")
+        for reason in ("hoping", "still hoping"):
+            desk.reset("tell", reason)
+            harness.run_until_idle()
+        assert [data["of"] for _, data in harness.emitted("told")] == [1, 3]
+        bad.clear()
+        for reason in ("fixed", "once more"):
+            desk.reset("tell", reason)
+            harness.run_until_idle()
+            assert [data["of"] for _, data in harness.emitted("told")] == [1, 3, 2]
+        bad.add(2)
+        desk.reset("tell", "broken again")
+        harness.run_until_idle()
+        assert [letter.position for letter in harness.letters("dead")] == [2]
+        bad.clear()
+        desk.reset("tell", "and fixed again")
+        harness.run_until_idle()
+        assert [data["of"] for _, data in harness.emitted("told")] == [1, 3, 2]
+        assert all(verdict.sound for verdict in desk.verify())
+
+
 def test_a_discard_survives_a_rebuild(bank: Any) -> None:
     bad, good = bank.deposit("a", 1, "poison"), bank.deposit("a", 2)
     bank.run()

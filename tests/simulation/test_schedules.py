@@ -72,6 +72,7 @@ PAST_HOLDS = [  # seeds that found a bug in a world where keys are held
     (142, "an event that a new hold kept back freed its lane twice"),
     (1436, "an event that was charged and then held stayed suspected after its end"),
     (3122, "a call was made again after a conflict though its key was held"),
+    (70059, "a list that failed in a rebuild emitted again after the next rebuild"),
 ]
 
 

@@ -16,7 +16,7 @@ from redrive.replay.deed import Operator, find, need_function, need_reason
 from redrive.replay.rewind import check_all_come, take_back
 from redrive.store.declared import declare, end_reservation, reserve
 from redrive.store.filters import Asked, Filters
-from redrive.store.heard import keep_heard
+from redrive.store.heard import heard_of, keep_heard
 from redrive.store.port import Store, StoreTx, Subscribed
 from redrive.store.progress import declared_tables, tables_of
 from redrive.store.pruned import check_whole
@@ -167,13 +167,15 @@ def _start_over(
     start = filters[0][0]  # where it once began; a seek does not change that
     check_whole(tx, row, start)
     cleared = _clear_tables(tx, row, declared_tables(tx.sql, row.id) if declared is None else declared.tables)
+    heard = heard_of(tx, row.id)
     keep_heard(tx, row.id)
     tx.sql.run("filter_clear", {"subscription": row.id, "above": 0})
     asked = _asked_anew(filters, declared)
     tx.progress.add_filter(row.id, start, asked.at(start))
     check_all_come(tx, row, start, asked)
     last = _last(tx, row)
-    superseded = take_back(tx, row, start, asked, operator.now(), quiet_until=min(was.position, last))
+    quiet_until = min(was.position, last)
+    superseded = take_back(tx, row, start, asked, operator.now(), quiet_until=quiet_until, heard=heard)
     tx.sql.run("state_clear", {"subscription": row.id})
     disown(tx, row.id)
     tx.sql.run("control_clear", {"subscription": row.id})

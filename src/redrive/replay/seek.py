@@ -15,6 +15,7 @@ from redrive.policy.progress import stretches
 from redrive.replay.deed import Operator
 from redrive.replay.rewind import check_all_come, excuse_all, ranges, take_back
 from redrive.store.filters import EVERYWHERE, Asked, Filters
+from redrive.store.heard import heard_of
 from redrive.store.port import StoreTx, Subscribed
 
 DIGITS_MAX = 18  # of a position: what is longer is none, and SQLite could not store it
@@ -91,7 +92,7 @@ def _back(tx: StoreTx, row: Subscribed, target: int, now: float) -> int:
             discarded = asked.count(tx, log, skipped.above, target)
             values = {"subscription": row.id, "from_position": skipped.above, "to_position": target}
             tx.sql.run("range_set", {**values, "discarded": discarded})
-    superseded = take_back(tx, row, target, asked, now, quiet_until=0)
+    superseded = take_back(tx, row, target, asked, now, quiet_until=0, heard=heard_of(tx, row.id))
     # What an earlier rebuild may have silenced was perhaps skipped then, and is applied for the first time now.
     tx.sql.run("progress_unquiet", {"subscription": row.id, "position": target})
     return superseded

@@ -454,6 +454,15 @@ WHERE subscription = :subscription AND state = 'superseded' AND resolved_by = :w
   AND position NOT IN (SELECT position FROM redrive_letters
                        WHERE subscription = :subscription AND state IN ('retrying', 'dead'))
 
+-- name: letters_open_quiet
+-- Open letters of events that a rebuild passed, which may have emitted before it.
+SELECT id, position, type FROM redrive_letters
+WHERE subscription = :subscription AND position > :above AND position <= :quiet_until AND state IN ('retrying', 'dead')
+
+-- name: letter_heard
+-- The event of this letter was applied, and emitted, before the rebuild in which it failed.
+UPDATE redrive_letters SET resolved_by = :was_settled WHERE id = :id
+
 -- name: letters_homeless
 -- Open letters whose event the log no longer holds.
 SELECT l.id, l.position FROM redrive_letters l

@@ -163,8 +163,7 @@ class Options:
         if given.get("dependency", calls_out):
             drawn = replace(drawn, dependency=Dependency.of(outside), attempts=outside.randint(2, 12))
         newer = random.Random(f"versions {seed}")  # its own, likewise
-        # Not with holds: a list that is rebuilt twice may emit again for an event that was open in between.
-        drawn = replace(drawn, versions=newer.random() < UPGRADED and not drawn.holds)
+        drawn = replace(drawn, versions=newer.random() < UPGRADED)
         unknown = set(given) - {field.name for field in fields(Options)}
         if unknown:
             raise UsageError(f"a schedule has no option {min(unknown)!r}")
