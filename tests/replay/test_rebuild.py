@@ -192,7 +192,7 @@ def teller(batch: bool) -> tuple[App, set[int]]:
     return app, bad
 
 
-@pytest.mark.parametrize("deed", ["leave", "replay"])
+@pytest.mark.parametrize("deed", ["leave", "replay", "reopen", "reopen later"])
 @pytest.mark.parametrize("batch", [True, False])
 def test_event_that_emitted_emits_no_more_after_it_failed_in_a_rebuild(batch: bool, deed: str) -> None:
     """The emissions are pruned, because otherwise the same ids would hide a second emission of a single event."""
@@ -211,12 +211,24 @@ def test_event_that_emitted_emits_no_more_after_it_failed_in_a_rebuild(batch: bo
         desk.reset("tell", "a new version, which fails")
         harness.run_until_idle()
         (letter,) = harness.letters("dead")
-        bad.clear()
-        if deed == "replay":
-            desk.letters.replay(letter.id)
+        if deed.startswith("reopen"):
+            desk.letters.discard(letter, "no use")
             harness.run_until_idle()
-        desk.reset("tell", "a version that does not fail")
+        if deed == "reopen later":
+            desk.reset("tell", "another version")
+            harness.run_until_idle()
+        if deed.startswith("reopen"):
+            desk.letters.reopen(letter.id, "of some use")
+            harness.run_until_idle()
+        bad.clear()
+        if deed == "leave":
+            desk.reset("tell", "a version that does not fail")
+        else:
+            harness.restart()  # a worker reads only once which events emitted
+            desk = app.operate("ada")
+            desk.letters.replay(letter.id)
         harness.run_until_idle()
+        assert not harness.letters("dead")
         assert harness.emitted("told") == []
         assert all(verdict.sound for verdict in desk.verify())
 
@@ -245,6 +257,33 @@ def test_event_that_was_open_in_two_rebuilds_emits_once_it_is_applied(batch: boo
         assert [letter.position for letter in harness.letters("dead")] == [2]
         bad.clear()
         desk.reset("tell", "and fixed again")
+        harness.run_until_idle()
+        assert [data["of"] for _, data in harness.emitted("told")] == [1, 3, 2]
+        assert all(verdict.sound for verdict in desk.verify())
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_event_discarded_before_two_rebuilds_emits_once_it_is_applied(batch: bool) -> None:
+    app, bad = teller(batch)
+    bad.add(2)
+    with Harness(app) as harness:
+        for _ in range(3):
+            harness.append("orders", "o", {})
+        harness.run_until_idle()
+        desk = app.operate("ada")
+        (letter,) = harness.letters("dead")
+        desk.letters.discard(letter, "no use")
+        harness.run_until_idle()
+        for reason in ("again", "and again"):
+            desk.reset("tell", reason)
+            harness.run_until_idle()
+        desk.letters.reopen(letter.id, "of some use")
+        harness.run_until_idle()
+        assert [data["of"] for _, data in harness.emitted("told")] == [1, 3]
+        bad.clear()
+        desk.letters.replay(letter.id)
+        harness.run_until_idle()
+        desk.reset("tell", "once more")
         harness.run_until_idle()
         assert [data["of"] for _, data in harness.emitted("told")] == [1, 3, 2]
         assert all(verdict.sound for verdict in desk.verify())

@@ -12,7 +12,7 @@ from typing import Any
 from redrive.errors import UsageError
 from redrive.policy.letters import OPEN
 from redrive.store.filters import EVERYWHERE, Asked
-from redrive.store.heard import Heard
+from redrive.store.heard import Heard, keep_emitted
 from redrive.store.letters import WAS_OPEN, WAS_SETTLED
 from redrive.store.port import StoreTx, Subscribed
 
@@ -40,15 +40,18 @@ def take_back(
     """Everything above a position is to be processed again; returns how many letters were superseded.
 
     Emissions at or below `quiet_until` stay unmade, except of events that were held in an open letter.
-    An event in an open letter has emitted all the same if it was applied before an earlier rebuild (`heard`).
+    Such an event emits no more if it was applied before an earlier rebuild, and failed only in that one (`heard`).
     """
     log, was = tx.logs.id_of(row.source), tx.progress.get(row.id)
     marks = {"subscription": row.id, "was_open": WAS_OPEN, "was_settled": WAS_SETTLED}
-    passed = tx.sql.all("letters_open_quiet", {"subscription": row.id, "above": to, "quiet_until": was.quiet_until})
-    emitted = [letter for letter, position, event_type in passed if heard.has(position, event_type)]
+    passed = tx.sql.all("letters_passed", {"subscription": row.id, "quiet_until": was.quiet_until})
+    emitted = [(letter, state) for letter, state, *event in passed if heard.has(*event)]
     tx.sql.run("letters_heard", {**marks, "progress": was.position})
     superseded = tx.sql.run("letters_supersede", {**marks, "above": to, "now": now})
-    tx.sql.many("letter_heard", [{"id": letter, "was_settled": WAS_SETTLED} for letter in emitted])
+    tx.sql.many(
+        "letter_heard", [{"id": letter, "was_open": WAS_OPEN, "was_settled": WAS_SETTLED} for letter, _ in emitted]
+    )
+    keep_emitted(tx, row.id, [letter for letter, state in emitted if state == "discarded"])
     tx.progress.done.clear(row.id)
     discarded = tx.sql.all("letters_discarded", {"subscription": row.id, "above": to})
     tx.progress.done.add(row.id, [position for (position,) in discarded])

@@ -6,8 +6,9 @@ Not of what was held in an open letter then; and not of what a wider filter asks
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
-from redrive.store.filters import Asked
+from redrive.store.filters import EVERYWHERE, Asked
 from redrive.store.letters import WAS_OPEN
 from redrive.store.port import StoreTx
 
@@ -27,8 +28,18 @@ class Heard:
 
 def heard_of(tx: StoreTx, subscription: int) -> Heard:
     """What is known of it."""
-    unheard = tx.sql.all("letters_unheard", {"subscription": subscription, "was_open": WAS_OPEN})
-    return Heard(frozenset(position for (position,) in unheard), _kept(tx, subscription))
+    upto, emitted = json.loads(tx.books.get(_letters_place(subscription)) or f"[{EVERYWHERE}, []]")
+    values = {"subscription": subscription, "was_open": WAS_OPEN, "upto": upto}
+    unheard, known = tx.sql.all("letters_unheard", values), set(emitted)
+    return Heard(frozenset(position for letter, position in unheard if letter not in known), _kept(tx, subscription))
+
+
+def keep_emitted(tx: StoreTx, subscription: int, emitted: Sequence[int]) -> None:
+    """Before a rebuild: the discarded letters whose events emitted earlier, and the number of the newest letter.
+
+    A letter with a higher number is made in the rebuild: it does not tell whether its event emitted before.
+    """
+    tx.books.set(_letters_place(subscription), json.dumps([tx.sql.value("letter_newest"), emitted]))
 
 
 def keep_heard(tx: StoreTx, subscription: int) -> None:
@@ -50,6 +61,10 @@ def keep_heard(tx: StoreTx, subscription: int) -> None:
 def _kept(tx: StoreTx, subscription: int) -> Asked | None:
     text = tx.books.get(_place(subscription))
     return None if text is None else Asked(json.loads(text))
+
+
+def _letters_place(subscription: int) -> str:
+    return f"heard letters {subscription}"
 
 
 def _place(subscription: int) -> str:

@@ -436,11 +436,12 @@ SELECT type, count(*) FROM redrive_letters WHERE subscription = :subscription AN
   AND state = 'discarded' AND (resolved_by IS NULL OR resolved_by NOT IN ('ignore verdict', 'replay')) GROUP BY type
 
 -- name: letters_unheard
--- Positions whose letter was open when progress was taken back, or was discarded and may be reopened: not quiet,
--- whatever quiet_until says. One too many does no harm, since the ids of emissions are derived.
-SELECT position FROM redrive_letters l WHERE subscription = :subscription
+-- Letters that were open when progress was taken back, or were discarded before it and may be reopened (those up to a
+-- number): not quiet, whatever quiet_until says.
+SELECT id, position FROM redrive_letters l WHERE subscription = :subscription
   AND ((state = 'superseded' AND resolved_by = :was_open)
-       OR (state <> 'superseded' AND EXISTS (SELECT 1 FROM redrive_journal j WHERE j.letter = l.id AND j.state = 'discarded')))
+       OR (state <> 'superseded' AND id <= :upto
+           AND EXISTS (SELECT 1 FROM redrive_journal j WHERE j.letter = l.id AND j.state = 'discarded')))
 
 -- name: progress_unquiet
 -- Above this position emissions are made again; those that were made before are known by their ids.
@@ -454,14 +455,17 @@ WHERE subscription = :subscription AND state = 'superseded' AND resolved_by = :w
   AND position NOT IN (SELECT position FROM redrive_letters
                        WHERE subscription = :subscription AND state IN ('retrying', 'dead'))
 
--- name: letters_open_quiet
--- Open letters of events that a rebuild passed, which may have emitted before it.
-SELECT id, position, type FROM redrive_letters
-WHERE subscription = :subscription AND position > :above AND position <= :quiet_until AND state IN ('retrying', 'dead')
+-- name: letters_passed
+-- Open and discarded letters of events that a rebuild passed, which may have emitted before it.
+SELECT id, state, position, type FROM redrive_letters
+WHERE subscription = :subscription AND position <= :quiet_until AND state IN ('retrying', 'dead', 'discarded')
 
 -- name: letter_heard
 -- The event of this letter was applied, and emitted, before the rebuild in which it failed.
-UPDATE redrive_letters SET resolved_by = :was_settled WHERE id = :id
+UPDATE redrive_letters SET resolved_by = :was_settled WHERE id = :id AND state = 'superseded' AND resolved_by = :was_open
+
+-- name: letter_newest
+SELECT coalesce(max(id), 0) FROM redrive_letters
 
 -- name: letters_homeless
 -- Open letters whose event the log no longer holds.
@@ -1441,7 +1445,7 @@ WHERE result IS NULL AND letter IN (SELECT id FROM redrive_letters WHERE subscri
 
 -- name: forget_meta
 DELETE FROM redrive_meta WHERE name IN ('state ' || :subscription, 'states:' || :subscription, 'states_mark:' || :subscription,
-  'heard ' || :subscription, 'pruned ' || :subscription, 'auto-replay ' || :subscription)
+  'heard ' || :subscription, 'heard letters ' || :subscription, 'pruned ' || :subscription, 'auto-replay ' || :subscription)
 
 -- name: forget_attempts
 DELETE FROM redrive_attempts WHERE letter IN (SELECT id FROM redrive_letters WHERE subscription = :subscription)
