@@ -127,6 +127,30 @@ def test_event_in_the_way_of_its_own_statement_is_a_letter(tmp_path: Path, fails
     app.close()
 
 
+def test_event_that_finds_its_search_index_damaged_is_a_letter(tmp_path: Path) -> None:
+    """FTS5 says "database disk image is malformed" of an index that its table does not match; the file is well."""
+    app = App(str(tmp_path / "shop.db"))
+    orders = app.log("orders")
+    with app.transaction() as tx:
+        tx.execute("CREATE TABLE texts (words TEXT)")
+        tx.execute("CREATE VIRTUAL TABLE found USING fts5(words, content='texts')")
+        tx.execute("INSERT INTO found (rowid, words) VALUES (1, 'hello')")
+
+    @app.projection(orders, tables={"seen": "n INTEGER"}, retry=no_retry)
+    def see(event: Any, tx: Any) -> None:
+        if event.data == "checks":
+            tx.execute("INSERT INTO found (found, rank) VALUES ('integrity-check', 1)")
+        tx.execute("INSERT INTO seen VALUES (:n)", {"n": event.position})
+
+    for name in ("checks", "good"):
+        orders.append("order.placed", name, key=name)
+    app.run(until_idle=True)
+    assert [one.error_message for one in app.operate().letters.list()] == ["database disk image is malformed"]
+    with app.reader() as reader:
+        assert reader.execute("SELECT n FROM seen").fetchall() == [(2,)]
+    app.close()
+
+
 @pytest.mark.parametrize("fails", [0, 1], ids=["at first", "after a failure"])
 @pytest.mark.parametrize("batch", [False, True], ids=["one by one", "in lists"])
 @pytest.mark.parametrize("then", ["raises", "keeps the cursor"])

@@ -51,6 +51,7 @@ _WORLD = {
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT,
 }  # fmt: skip
+_NOT_THE_WORLD = {sqlite3.SQLITE_CORRUPT_VTAB}  # a virtual table of the user's, such as an FTS5 index; we have none
 
 
 def is_the_world(error: BaseException) -> bool:
@@ -58,7 +59,7 @@ def is_the_world(error: BaseException) -> bool:
     if not isinstance(error, sqlite3.Error):
         return False
     code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _WORLD
+    return code is not None and code & 0xFF in _WORLD and code not in _NOT_THE_WORLD
 
 
 def is_about_unread(error: sqlite3.Error) -> bool:
