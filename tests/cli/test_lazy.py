@@ -58,6 +58,14 @@ def test_help_lists_every_command_under_a_title() -> None:
     assert max(map(len, help_text.splitlines())) <= 80
 
 
+def test_help_uses_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, shown in (("80", "without --key, list...\n"), ("120", "without --key, list what is held.\n")):
+        monkeypatch.setenv("COLUMNS", columns)
+        told = cli.get_help(click.Context(cli, info_name="redrive", **cli.context_settings))
+        assert shown in told
+        assert max(map(len, told.splitlines())) <= int(columns)
+
+
 def test_help_loads_no_command() -> None:
     program = (
         "import sys; from redrive.cli import cli; cli.main(['--help'], standalone_mode=False); "

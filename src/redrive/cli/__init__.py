@@ -81,7 +81,7 @@ TITLES = {
     cls=Commands,
     table=COMMANDS,
     titles=TITLES,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(package_name="redrive", message="redrive %(version)s")
 @click.option("--store", metavar="FILE", help="The store; beats REDRIVE_STORE and redrive.toml.")
