@@ -109,6 +109,9 @@ def test_replay_of_a_held_key_says_why_and_ends(shop: Any) -> None:
     answer = shop.redrive("dlq", "replay", str(letter), "--wait", "--app", "shop:app")
     assert re.match(r"1 letter waits: its key is held by \S+ since .*: moving; redrive release", flat(answer.err))
     assert answer.out == "operation 1: 1 selected = 1 waiting\n"
+    told = flat(shop.redrive("ops", "1", *STORE).out)
+    assert re.search(r"1 letter waits: its key is held by .*: moving; redrive release revenue --key 'k\*'", told)
+    assert "retry budget" not in told
     assert shop.redrive("release", "revenue", "--key", "k*", *STORE).code == 0
     run(shop)
     assert total(shop) == 0

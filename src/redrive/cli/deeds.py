@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, store_option, yes_option
 from redrive.cli.progress import counting, progress, quiet_option
-from redrive.cli.receipt import exit_code, pace_of, report, report_nothing
+from redrive.cli.receipt import exit_code, pace_of, report, report_nothing, say_held
 from redrive.cli.render import plain, plural, say
 from redrive.cli.select import covered, nothing_like, selects
 from redrive.cli.waiting import finish, owners
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 reason_needed = click.option("--reason", required=True, help="Why; goes into the audit.")
 CHOICES = ("ids", "subscription", "event_type", "key", "why", "error", "fingerprint", "since", "until")
-HELD_SHOWN = 5  # holds that a replay names
 NONE_WAITS = "nothing waits behind"
 lane_option = click.option("--lane", is_flag=True, help="Also what waits behind them.")
 
@@ -156,10 +154,7 @@ def _replay(
     with progress("replay: asked for", "letters", len(letters), quiet=quiet) as show:
         desk.bulk.ask(number, counting(deed, show))
     held = desk.holds.keeping(letters) if desk.bulk.get(number).waiting else {}
-    for why, count in Counter(held.values()).most_common(HELD_SHOWN):
-        say(
-            f"{plural(count, 'letter')} {'waits: its key is' if count == 1 else 'wait: their keys are'} {why}", err=True
-        )
+    say_held(held)
     if desk.bulk.get(number).waiting and (here or (wait and elsewhere)):
         unfinished = desk.bulk.unfinished(number, None if wait else here, held)
         with progress("replay", "letters", len(letters), quiet=quiet) as show:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from redrive.cli.program import app_option, confirm, json_option, opened, reads, store_option, yes_option
-from redrive.cli.receipt import exit_code, one_line, operation_json, pace_of, report
+from redrive.cli.receipt import exit_code, one_line, operation_json, pace_of, report, say_held
 from redrive.cli.render import ago, emit_json, plural, table
 from redrive.replay.bulk import AUTOMATIC
 
@@ -66,11 +66,14 @@ def ops(context: click.Context, limit: int, before: int, store: str | None, prog
 def show(number: int, store: str | None, program: str | None, as_json: bool) -> int:
     """One operation with its receipt."""
     with opened(store, program) as app:
-        bulk = app.operate().bulk
-        operation = bulk.get(number)
-        report(bulk, operation, as_json)
+        desk = app.operate()
+        operation = desk.bulk.get(number)
+        report(desk.bulk, operation, as_json)
         if not as_json:
-            pace_of(app, operation)
+            held = desk.holds.keeping(desk.bulk.open_letters(number)) if operation.waiting else {}
+            say_held(held, err=False)
+            if operation.waiting > len(held):
+                pace_of(app, operation)
     if operation.state == "interrupted" and not as_json:
         click.echo(f"its command ended early: `redrive ops resume {number}` asks for the rest")
     return exit_code(operation)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.render import block, emit_json, moment, say
+from redrive.cli.render import block, emit_json, moment, plural, say
 
 if TYPE_CHECKING:
     from redrive.app import App
     from redrive.replay.bulk import BulkDesk, Operation
 
+HELD_SHOWN = 5  # holds that are named
 SHOWN = 10  # letters that were skipped or failed; --json has the first thousand
 PARTS = ("applied", "failed", "skipped", "waiting", "unasked")
 
@@ -43,6 +46,13 @@ def report_nothing(app: App, action: str, reason: str, as_json: bool, nothing: s
     empty = Operation(0, action, operator.who, reason, now, 0, None, now, False, 0, 0, 0, 0, 0)
     emit_json(operation_json(empty) | {"id": None, "letters": []})
     return 0
+
+
+def say_held(held: Mapping[int, str], *, err: bool = True) -> None:
+    """Say which holds keep letters of a replay back: by letter, who holds its key and why."""
+    for why, count in Counter(held.values()).most_common(HELD_SHOWN):
+        waits = "waits: its key is" if count == 1 else "wait: their keys are"
+        say(f"{plural(count, 'letter')} {waits} {why}", "" if err else "  ", err=err)
 
 
 def pace_of(app: App, operation: Operation) -> None:

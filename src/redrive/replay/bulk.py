@@ -245,6 +245,14 @@ class BulkDesk:
         with self._store.reading() as tx:
             return [Result(*row) for row in tx.sql.all(query, values)]
 
+    def open_letters(self, number: int) -> list[LetterRow]:
+        """Letters of an operation that wait for their turn, at most 200 of them."""
+        with self._store.reading() as tx:
+            found = [
+                tx.letters.get(row[0]) for row in tx.sql.all("operation_waiting", {"id": number, "limit": CHUNK_MAX})
+            ]
+        return [letter for letter in found if letter is not None]
+
     def _unasked(self, number: int, action: str, after: int | None) -> dict[int, LetterRow | None]:
         """The next letters, each at the revision that was selected; of a lane that is closed the last one first."""
         is_last_first = action in ("discard", "resolve")
