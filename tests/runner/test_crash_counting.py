@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redrive import App, StoreError, breaker, retry
+from redrive import App, StoreError, breaker, no_retry, retry
 from redrive.policy.partitions import place
 from redrive.settings import Settings
 from redrive.testing import Harness, failpoint
@@ -113,6 +113,34 @@ def test_event_of_another_subscription_is_not_charged(app: App, harness: Harness
     assert [(letter.subscription, letter.lane) for letter in harness.letters()] == [("apply", "x")]
     assert applied(harness) == ["a1"]
     assert harness.query("SELECT * FROM redrive_inflight") == []
+
+
+def test_call_that_overruns_while_alone_keeps_no_other_from_running(app: App, harness: Harness) -> None:
+    """It refuses to be cancelled, as a plain function does that hangs: nobody can say when it ends."""
+    calls: list[float] = []
+    crashes = iter([True])
+
+    @app.on(app.log("mails"), start="first", timeout="1s", concurrency=3, retry=no_retry)
+    async def send(event: Any, ctx: Any) -> None:
+        try:
+            await asyncio.sleep(500)
+        except asyncio.CancelledError:
+            await asyncio.sleep(500)
+
+    def deadly(event: Any) -> bool:
+        calls.append(harness.clock.now())
+        return event.key == "x" and next(crashes, False)
+
+    declare(app, harness, "async handler", deadly)
+    for key in ("m", "n", "o"):
+        harness.append("mails", "mail", {}, key=key)
+    put(harness, "x1", "y1", "z1")
+    with pytest.raises(Crashed):
+        harness.run_until_idle()
+    began = harness.clock.now()
+    harness.run_until_idle()
+    assert applied(harness) == ["x1", "y1", "z1"]
+    assert max(calls) - began < 60
 
 
 def test_event_that_waits_for_its_breaker_keeps_no_other_from_running_alone(app: App, harness: Harness) -> None:

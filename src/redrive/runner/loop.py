@@ -352,7 +352,8 @@ class HandlerLoop(Loop):
         alone = desk.alone and is_free and not marked
         count = 1 if alone or marked else 0 if desk.alone else len(desk.ready)
         turn = self.duty.engine.alone
-        if is_free:  # what ran alone is settled; and who waits for its gate keeps no other waiting
+        # What ran alone is settled. One that waits for its gate, or that never ends, keeps no other waiting.
+        if is_free or self.is_stuck:
             turn.leave(self.duty)
         if not count or not await self._may_call(count):
             return
