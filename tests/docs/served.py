@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -124,7 +125,7 @@ def type_redrive() -> None:
     while True:
         subprocess.run([sys.executable, "-m", "redrive.cli", *sys.argv[1:], "--until-idle"], check=True)
         letters = load(sys.argv[2]).operate().letters.list("retrying", limit=1000)
-        if not any(letter.reason == "failing" for letter in letters):
+        if not any(letter.reason == "failing" and letter.due_at < time.time() + 3600 for letter in letters):
             break
 
 

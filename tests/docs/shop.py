@@ -6,7 +6,7 @@ It does not know pounds, and while a file `bank_is_down` lies beside it the bank
 from pathlib import Path
 from typing import Any
 
-from redrive import App, Ctx, Event, Reject, Tx, no_retry
+from redrive import App, Ctx, Event, Reject, Tx, no_retry, retry
 
 app = App("shop.db")
 orders, receipts, logins = app.log("orders"), app.log("receipts"), app.log("logins")
@@ -38,3 +38,9 @@ async def charge(event: Event[Any], ctx: Ctx) -> None:
 def watch_for_guessing(event: Event[Any], ctx: Ctx) -> None:
     """Never fails."""
     ctx.state["failures"] = ctx.state.get("failures", 0) + 1
+
+
+@app.on(app.log("reminders"), start="first", retry=retry(attempts=9, wait="12h", wait_max="12h"))
+def remind(event: Event[Any], ctx: Ctx) -> None:
+    """Fails, and is retried much later."""
+    raise ConnectionError("the mail server does not answer")

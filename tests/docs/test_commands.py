@@ -121,7 +121,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def troubled(client: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Letter 1: cleo pays in pounds. 4: zoe's order costs nothing. 5, 6, 7: ada, bob and dan during an outage."""
+    """Letter 1: cleo pays in pounds. 4: zoe's order costs nothing. 5, 6, 7: ada, bob and dan during an outage.
+
+    The last two letters, 14 and 15, are retried in 12 hours.
+    """
     folder = tmp_path_factory.mktemp("shop")
     shutil.copy(SHOP, folder / "shop.py")
     (folder / "redrive.toml").write_text('store = "shop.db"\n')
@@ -147,6 +150,11 @@ def troubled(client: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     redrive(folder, "run", "shop:app", "--until-idle", "--only", "charge")
     redrive(folder, "run", "shop:app", "--until-idle", "--only", "revenue")
     (folder / "bank_is_down").unlink()
+    app = App(str(folder / "shop.db"))
+    for customer in ("ada", "bob"):
+        app.log("reminders").append("reminder.due", {}, key=customer)
+    app.close()
+    redrive(folder, "run", "shop:app", "--until-idle", "--only", "remind")
     app = App(str(folder / "shop.db"))
     for page in ("/", "/cart", "/pay"):
         app.log("events", intake="1/d").track("page.seen", {"page": page})
@@ -256,6 +264,9 @@ def test_every_command_of_a_page_works_when_it_is_typed(page: Path, shop: Path, 
 
 def test_the_shop_has_the_trouble_that_the_pages_speak_of(troubled: Path) -> None:
     assert dead(troubled) == {(1, "8a0627526422"), (4, "ef80a8445478"), *((n, "8b70c4d053a6") for n in (5, 6, 7))}
+    with closing(sqlite3.connect(troubled / "shop.db")) as connection:
+        failing = connection.execute("SELECT id FROM redrive_letters WHERE state = 'retrying' AND reason = 'failing'")
+        assert failing.fetchall() == [(14,), (15,)]
 
 
 def examples() -> list[str]:

@@ -97,7 +97,10 @@ DAMAGES = {
     "a birth that cannot be": ("steps", "UPDATE redrive_journal SET state = 'applied' WHERE position = 3 AND subscription = 1"),  # noqa: E501
     "a counter that is off": ("counters", "UPDATE redrive_letter_counts SET n = n + 1 WHERE state = 'dead'"),
     "a counter that is gone": ("counters", "DELETE FROM redrive_letter_counts WHERE state = 'discarded'"),
-    "a counter of nothing": ("counters", "INSERT INTO redrive_letter_counts VALUES (1, 'dead', 'x', 'y', 'z', 1)"),
+    "a counter of nothing": (
+        "counters", "INSERT INTO redrive_letter_counts (subscription, state, reason, type, fingerprint, n) "
+        "VALUES (1, 'dead', 'x', 'y', 'z', 1)",
+    ),
     "a lane that counts too many": ("lanes", "UPDATE redrive_lanes SET n = n + 1 WHERE lane = 'b'"),
     "a lane that is forgotten": ("lanes", "DELETE FROM redrive_lanes WHERE lane = 'b' AND subscription = 1"),
     "a lane of nothing": (
