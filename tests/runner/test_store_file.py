@@ -17,6 +17,7 @@ import pytest
 from redrive import App, health
 from redrive.errors import StoreGone
 from redrive.settings import Settings
+from redrive.store.sqlite.place import check_free
 from redrive.store.sqlite.store import SqliteStore
 from redrive.testing import Harness
 from redrive.watch import Pages
@@ -252,6 +253,20 @@ def test_a_process_that_is_refused_names_the_file_behind_a_link(shop: App, path:
     link.symlink_to(path)
     delete_all(path)
     assert "still has the file open" in append_in_a_new_process(link)
+
+
+def test_a_process_that_is_just_closing_the_file_is_waited_for(path: Path) -> None:
+    """The last connection deletes the WAL and its index, and closes them afterwards."""
+    closing = sqlite3.connect(path)
+    closing.execute("PRAGMA journal_mode = WAL")
+    closing.execute("CREATE TABLE t (n)")
+    Path(f"{path}-wal").unlink()
+    pauses: list[float] = []
+    with pytest.raises(StoreGone, match="this process still has the file open"):
+        check_free(str(path), pauses.append)
+    assert sum(pauses) == pytest.approx(1)
+
+    check_free(str(path), lambda seconds: closing.close())
 
 
 @pytest.mark.parametrize("damage", [delete_all, replace_all])

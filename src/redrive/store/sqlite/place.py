@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from redrive.errors import StoreGone
 
 LOCKS = "/proc/locks"
 # SQLite holds a shared lock on this byte of NAME-shm for as long as a connection in WAL mode is open.
 WAL_IN_USE = ["128", "128"]
+# SQLite deletes NAME-wal and NAME-shm a moment before the last connection closes them. A process that has them open for
+# longer works on a removed file.
+CLOSING_SECONDS, CLOSING_LOOKS = 0.05, 20
 BESIDE_SECONDS = 1.0  # between two looks at NAME-wal and NAME-shm: they would double what a check costs
 
 
@@ -82,13 +85,16 @@ class Place:
                 )
 
 
-def check_free(path: str) -> None:
+def check_free(path: str, pause: Callable[[float], object] = time.sleep) -> None:
     """Raise `StoreGone` if opening this path would work beside, or destroy, what is left of a removed file.
 
     Other processes are seen on Linux, if they run under this user and in this container.
     """
     path = os.path.realpath(path)
-    pids = list(_with_removed(path))
+    looks = 0
+    while (pids := list(_with_removed(path))) and looks < CLOSING_LOOKS:
+        looks += 1
+        pause(CLOSING_SECONDS)
     if pids:
         others = [pid for pid in pids if pid != os.getpid()]
         who = f"process {', '.join(map(str, others))}" if others else "this process"
