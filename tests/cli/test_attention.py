@@ -89,6 +89,31 @@ def test_check_ends_with_four_for_due_letters_without_a_worker(sound: Any, line:
     assert check(sound, *line) == (0, [])
 
 
+@pytest.mark.parametrize("line", CHECKS)
+def test_due_letter_of_a_held_key_needs_no_worker(sound: Any, line: tuple[str, ...]) -> None:
+    sound.append(1, -2, 4, 8, 16)
+    assert sound.redrive("run", "shop:app", "--until-idle").code == 0
+    sound.query("UPDATE redrive_letters SET state = 'retrying', due_at = 1.0 WHERE state = 'dead'")
+    why = ("--reason", "ticket 7", "--store", "shop.db")
+    assert sound.redrive("pause", "revenue", "--store", "shop.db").code == 0
+    assert sound.redrive("hold", "charge", "--key", "k1", *why).code == 0
+    assert check(sound, *line) == (0, [])
+    assert sound.redrive("hold", "charge", "--key", "k2", *why).code == 0
+    assert sound.redrive("release", "charge", "--key", "k1", *why).code == 0
+    assert check(sound, *line) == (4, [("due letters", "charge", 1)])
+
+
+def test_check_ends_with_four_if_no_worker_may_run_a_subscription(sound: Any) -> None:
+    """The store has another version than every living worker, and the lag grows."""
+    sound.query(
+        f"INSERT INTO redrive_workers (owner, version, started_at, seen_at, runs, waits) "
+        f"VALUES ({OWNER}, '1', 1, 9e9, '{{\"charge\": 1}}', '{{\"charge\": \"another version\"}}')"
+    )
+    assert check(sound, "status") == (4, [("standby", "charge", None)])
+    said = " ".join(sound.redrive("status", "--store", "shop.db").out.split())
+    assert "h:1 does not run charge: another version" in said
+
+
 def test_status_and_doctor_show_due_letters_without_a_worker(sound: Any) -> None:
     sound.append(1, -2, 4, 8, 16)
     assert sound.redrive("run", "shop:app", "--until-idle").code == 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from redrive.replay.status import SubscriptionStatus
 
 POSITIONS_SHOWN = 12
-SHOWN_BY_STATUS = ("dead letters", "halted")  # in its table, and below it
+SHOWN_BY_STATUS = ("dead letters", "halted", "standby")  # in its table, and below it
 
 
 @click.command()

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from redrive.clock import Env, short_name
+from redrive.policy.holds import Holds
 from redrive.replay.machine import FREE_OUT, room_of, size
 from redrive.replay.status import SubscriptionStatus
+from redrive.store.holds import holds_of
 from redrive.store.port import Store, StoreTx
 from redrive.units import show_duration
 
@@ -22,7 +24,7 @@ LOOKED_AT_MAX = 10_000  # retrying letters of a subscription that are looked at 
 class Need:
     """One thing that an operator has to look at."""
 
-    check: str  # dead letters, halted, silent, due letters, or free space
+    check: str  # dead letters, halted, silent, standby, due letters, or free space
     message: str
     advice: str
     subscription: str | None = None
@@ -47,6 +49,10 @@ def needs_of(tx: StoreTx, env: Env, one: SubscriptionStatus) -> Iterator[Need]:
             f"{show_duration(round(one.silent_seconds))}: it cannot write to the store, hangs, or is gone",
             "look at the log of that process; if it is gone, start a worker: it takes over at once", name,
         )  # fmt: skip
+    elif one.owner is None and one.not_run_by and not one.paused:
+        worker, reason = one.not_run_by[0]
+        advice = "start a worker with the program that the store knows"
+        yield Need("standby", f"{name}: no worker may run it; {worker} says: {reason}", advice, name)
     if one.dead:
         yield dead_letters(name, one.dead)
     if one.owner is None and not one.paused and one.retrying + one.waiting:
@@ -69,8 +75,14 @@ def told_due(name: str, due: int, age: float) -> str:
 
 
 def due_letters(tx: StoreTx, subscription: int, now: float) -> tuple[int, float]:
-    """How many letters should have run more than a minute ago, and for how many seconds the first of them is due."""
+    """How many letters should have run more than a minute ago, and for how many seconds the first of them is due.
+
+    No worker would run a letter whose key is held.
+    """
     values = {"subscription": subscription, "before": now - DUE_MAX, "limit": LOOKED_AT_MAX}
+    if holds := Holds(holds_of(tx.sql, subscription), now=now):
+        due = [due_at for key, due_at in tx.sql.all("attention_due_keys", values) if holds.until(key, now) is None]
+        return len(due), now - min(due, default=now)
     count, first = tx.sql.one("attention_due", values) or (0, None)
     return int(count or 0), 0.0 if first is None else now - first
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from redrive.clock import Clock, SystemClock
-from redrive.errors import BugError, Fenced
+from redrive.errors import BugError, Fenced, UsageError
 from redrive.store.changes import Changes
 from redrive.store.done import Done
 from redrive.store.port import Disbelief, ProgressRow, Subscribed
@@ -112,7 +112,9 @@ class Progress:
     def lock(self, subscription: int) -> None:
         """First statement of every operator's transaction; it lists what it changes: `letters.changes`."""
         if self._sql.run("lock_subscription", {"subscription": subscription}) < 1:
-            raise BugError(f"subscription {subscription} has no progress row")
+            raise UsageError(
+                f"subscription {subscription} is gone: another operator has just removed it (redrive forget)"
+            )
         Changes(self._sql).begin(subscription)
 
     # ------------------------------------------------------------ filters

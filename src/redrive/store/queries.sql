@@ -1183,6 +1183,14 @@ SELECT count(*), min(due_at) FROM
    WHERE l.state = 'retrying' AND l.subscription = :subscription ORDER BY l.id LIMIT :limit) AS first
 WHERE behind = 0 AND due_at < :before
 
+-- name: attention_due_keys
+-- The same letters, with their keys: some may be held.
+SELECT key, due_at FROM
+  (SELECT l.key, l.due_at, CASE WHEN k.oldest < l.position THEN 1 ELSE 0 END AS behind
+   FROM redrive_letters l LEFT JOIN redrive_lanes k ON k.subscription = l.subscription AND k.lane = l.lane
+   WHERE l.state = 'retrying' AND l.subscription = :subscription ORDER BY l.id LIMIT :limit) AS first
+WHERE behind = 0 AND due_at < :before
+
 -- ---------------------------------------------------------------- metrics
 
 -- name: metrics_letters
